@@ -10,7 +10,7 @@ import pytest
 
 import shardio
 
-STORES: Final = ("raw", "jpeg", "h264", "packets")
+STORES: Final = ("raw", "planes", "jpeg", "h264", "packets")
 
 
 def on_every_store(

@@ -52,7 +52,7 @@ def epoch(folder: Path, **options: Any) -> dict[str, np.ndarray[Any, Any]]:
         return {name: np.asarray(batch[name]) for name in batch}
 
 
-@pytest.mark.parametrize("store", ["jpeg", "h264", "packets"])
+@pytest.mark.parametrize("store", STORES[1:])
 def test_the_sources_packets_are_kept(root: Path, out: Callable[[str], Path], store: str) -> None:
     with shardio.open(out(store)) as dataset:
         assert dataset.schema["audio"] == Audio(optional=True)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
+from av.video.reformatter import Interpolation
 
 import shardio
-from shardio import InvalidArgument
+from shardio import DatasetWriter, InvalidArgument, MediaError, Schema, Video
 from shardio.errors import UnsupportedEnvironment
+from shardio.export import export
 from shardio.format.types.streams import PacketFlag, packet_flags
-from shardio.maintenance import merge, reshard
+from shardio.maintenance import merge, reshard, verify_dataset
 from shardio.media import ClipDecoder, demux, encoding
 from shardio_converters.media.videos import Videos
 from tests.converters.stores import STORES, on_every_store, with_the_broken
@@ -70,7 +74,7 @@ def one(path: Path, out: Path, **options: Any) -> tuple[shardio.ConversionReport
         )
 
 
-@pytest.mark.parametrize("store", ["jpeg", "h264", "packets"])
+@pytest.mark.parametrize("store", STORES[1:])
 def test_the_default_view_has_the_clips_of_raw(out: Callable[[str], Path], store: str) -> None:
     with shardio.open(out("raw")) as raw, shardio.open(out(store)) as dataset:
         assert dict(dataset.view) == VIEW
@@ -127,10 +131,10 @@ def test_every_store_has_the_same_clips(out: Callable[[str], Path], store: str) 
 
 def test_encoded_videos_have_the_size_asked_for(out: Callable[[str], Path]) -> None:
     sizes = {}
-    for store in ("jpeg", "h264", "packets"):
+    for store in STORES[1:]:
         with shardio.open(out(store)) as dataset:
             sizes[store] = [(v["frames"].width, v["frames"].height) for v in dataset]
-    assert sizes["jpeg"] == sizes["h264"] == [(32, 32)] * 3
+    assert sizes["planes"] == sizes["jpeg"] == sizes["h264"] == [(32, 32)] * 3
     assert sizes["packets"] == [(96, 64), (96, 64), (96, 64)]  # the third is turned
 
 
@@ -162,10 +166,10 @@ def test_options_of_other_stores_leave_raw_as_it_was_recorded(out: Callable[[str
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"store": "raw", "gop": 8}, "gop is for store 'h264'; found store 'raw'"),
+        ({"store": "raw", "gop": 8}, "gop is for store 'h264' or 'planes'; found"),
         ({"store": "packets", "quality": 8}, "quality is for store 'h264' or 'jpeg'"),
         ({"store": "jpeg", "check": True}, "check is for store 'packets'"),
-        ({"store": "packets", "fps": 5}, "fps is for store 'raw' or 'jpeg' or 'h264'"),
+        ({"store": "packets", "fps": 5}, "fps is for store 'raw' or .* 'h264'"),
         ({"store": "h264", "codec": "vp9"}, "codec is 'vp9'; it must be one of h264, hevc, av1"),
         ({"store": "h264", "quality": 52}, "quality is 52; .* from 0 up to 51"),
         ({"store": "jpeg", "quality": 0}, "quality is 0; .* from 1 up to 100"),
@@ -173,11 +177,16 @@ def test_options_of_other_stores_leave_raw_as_it_was_recorded(out: Callable[[str
         ({"store": "h264", "size": 113}, "size is 113; .* even, from 16 to 8192; .*--store raw"),
         ({"store": "h264", "size": 14}, "size is 14; .* even, from 16 to"),
         ({"store": "h264", "size": 8194}, "size is 8194; .* even, from 16 to 8192; .*--store raw"),
+        ({"store": "planes", "quality": 8}, "quality is for store 'h264' or 'jpeg'"),
+        ({"store": "planes", "codec": "hevc"}, "codec is 'hevc'; it must be one of zstd, raw"),
+        ({"store": "h264", "codec": "zstd"}, "codec is 'zstd'; it must be one of h264, hevc"),
+        ({"store": "planes", "gop": 0}, "gop is 0"),
+        ({"store": "planes", "size": 33}, "size is 33; .* 'planes' it must be even; .*--store raw"),
         ({"frames": 0}, "must be a whole number from 1 up"),
         ({"step": 0}, "must be a whole number from 1 up"),
         ({"size": 1.5}, "must be a whole number from 1 up"),
         ({"frames": True}, "must be a whole number from 1 up"),
-        ({"store": "mp4"}, "store is 'mp4'; it must be one of raw, jpeg, h264"),
+        ({"store": "mp4"}, "store is 'mp4'; it must be one of raw, planes, jpeg"),
         ({"fps": "fast"}, "fps is 'fast'; it must be a number of frames per second"),
         ({"fps": 0}, "fps is 0"),
         ({"store": "packets", "check": 1}, "check is 1; it must be True or False"),
@@ -192,6 +201,7 @@ def test_options_that_say_the_same_are_the_same() -> None:
     assert Videos() == Videos(store="h264", codec="h264", gop=16, quality=19, step=16)
     assert Videos(store="h264", codec="av1").quality == 30
     assert Videos(store="jpeg").quality == 90
+    assert Videos(store="planes") == Videos(store="planes", codec="zstd", gop=4)
     assert Videos(fps="12.50") == Videos(fps=12.5) == Videos(fps="25/2")
 
 
@@ -215,7 +225,7 @@ def test_a_video_is_encoded_by_the_codec_asked_for(root: Path, tmp_path: Path, c
     assert shown == [time * 20 for time in TIMES]  # of Matroska's 1/1000
 
 
-@pytest.mark.parametrize("store", ["raw", "jpeg", "h264"])
+@pytest.mark.parametrize("store", STORES[:-1])
 def test_fps_takes_the_first_frame_of_each_interval(root: Path, tmp_path: Path, store: str) -> None:
     # 10 a second: intervals of 5 ticks, from 7 on: 7-11, 12-16, 17-21, ...
     taken = [7, 14, 20, 30, 32, 40, 45, 47]
@@ -258,7 +268,7 @@ def test_damage_that_only_decoding_shows_is_found_where_frames_are_decoded(tmp_p
     assert found == [{"converted": 1}, *[{"broken": 1}] * 3]
 
 
-@pytest.mark.parametrize("store", ["jpeg", "h264"])
+@pytest.mark.parametrize("store", ["planes", "jpeg", "h264"])
 def test_what_precedes_a_break_is_kept_if_asked_for(tmp_path: Path, store: str) -> None:
     path = write_video(tmp_path / "a.mkv", scene(60), codec_options={"g": "10", "bf": "0"})
     path.write_bytes(path.read_bytes()[:-3000])
@@ -277,12 +287,76 @@ def test_what_precedes_a_break_is_kept_if_asked_for(tmp_path: Path, store: str) 
     assert n_clips == (kept - 4) // 3 + 1
 
 
-def test_the_view_stays_through_surgery(out: Callable[[str], Path], tmp_path: Path) -> None:
-    merge(tmp_path / "merged", out("h264"), out("h264"), workers=0)
-    reshard(out("h264"), tmp_path / "cut", shard_bytes=2000, workers=0)
+@pytest.mark.parametrize("store", ["planes", "h264"])
+def test_the_view_stays_through_surgery(
+    out: Callable[[str], Path], tmp_path: Path, store: str
+) -> None:
+    merge(tmp_path / "merged", out(store), out(store), workers=0)
+    reshard(out(store), tmp_path / "cut", shard_bytes=2000, workers=0)
     for name in ("merged", "cut"):
-        with shardio.open(tmp_path / name) as dataset, shardio.open(out("h264")) as before:
+        with shardio.open(tmp_path / name) as dataset, shardio.open(out(store)) as before:
             assert dataset.view == before.view
+            assert pictures(dataset[1]["frames"], range(11)).tobytes() == (
+                pictures(before[1]["frames"], range(11)).tobytes()
+            )
+        assert not verify_dataset(tmp_path / name, workers=0).findings
+
+
+def scaled_by_ffmpeg(path: Path, size: tuple[int, int], crop: tuple[slice, slice]) -> list[Image]:
+    """Return the frames of a file, scaled by PyAV alone straight to 4:2:0, and cropped."""
+    rows, columns = crop
+    flags = "BILINEAR", "ACCURATE_RND", "BITEXACT", "FULL_CHR_H_INT", "FULL_CHR_H_INP"
+    how = int(sum(Interpolation[each] for each in flags))
+    found = []
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            small = frame.reformat(*size, "yuv420p", interpolation=how).to_ndarray()
+            luma, (blue, red) = small[: size[1]], small[size[1] :].reshape(2, size[1] // 2, -1)
+            halves = [slice(each.start // 2, each.stop // 2) for each in (rows, columns)]
+            chroma = np.hstack([blue[*halves], red[*halves]])
+            found.append(np.vstack([luma[rows, columns], chroma]))
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"gop": 1}, {"codec": "raw"}], ids=repr)
+def test_planes_are_those_of_an_independent_scaler(
+    root: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    path = root / "a" / "one.mp4"
+    wanted = scaled_by_ffmpeg(path, (48, 32), (slice(0, 32), slice(8, 40)))
+    _, stream = one(path, tmp_path / "out", store="planes", **options)
+    found = np.empty((30, 48, 32), np.uint8)
+    with ClipDecoder() as decoder:
+        decoder.decode(stream, range(30), found, pixels="yuv420")
+    assert np.array_equal(found, wanted)
+
+
+def test_planes_are_exported_as_videos_of_the_same_pictures(
+    out: Callable[[str], Path], tmp_path: Path
+) -> None:
+    export(out("planes"), tmp_path / "files", "files")
+    with shardio.open(out("planes")) as dataset:
+        for sample in dataset:
+            stream, place = sample["frames"], Path(sample["source"]).with_suffix(".mp4")
+            copy = demux(str(tmp_path / "files" / place))
+            frames = range(stream.n_frames)
+            assert np.array_equal(pictures(copy, frames), pictures(stream, frames))
+
+
+def test_a_loader_names_the_packet_of_planes_that_is_damaged(root: Path, tmp_path: Path) -> None:
+    _, stream = one(root / "a" / "one.mp4", tmp_path / "sound", store="planes")
+    data = bytearray(stream.data)
+    at = int(stream.packets["offset"][9])
+    data[at : at + 4] = b"none"
+    with DatasetWriter(tmp_path / "out", Schema({"frames": Video()})) as writer:
+        writer.append({"frames": stream})
+        writer.append({"frames": replace(stream, data=bytes(data))})
+    clips = shardio.open(tmp_path / "out").clips(4, size=(32, 32))
+    expected = r"\.shard, field 'frames', sample 1: .*packet 9 of planes: .*zstd frame"
+    with shardio.ShardLoader(clips, 1, num_workers=0) as loader:
+        with pytest.raises(MediaError, match=expected):
+            for _ in loader:
+                pass
 
 
 def test_no_encoder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,20 +30,21 @@ from shardio.errors import UnsupportedEnvironment
 from shardio_converters.media.audio import AudioTrack, is_media, with_audio_facts
 from shardio_converters.options import check_choice, check_flag, check_number
 
-STORES: Final = ("raw", "jpeg", "h264", "packets")
+STORES: Final = ("raw", "planes", "jpeg", "h264", "packets")
 # The default and the largest crf of each codec
 CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
 JPEG_QUALITY: Final = 90
 GOP: Final = 16
+PLANES_GOP: Final = 4
 
 # The product of frames and stride fits in 64 bits
 LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": media.MAX_SIDE}
 _STORES_OF: Final = {
-    "codec": ("h264",),
-    "gop": ("h264",),
+    "codec": ("h264", "planes"),
+    "gop": ("h264", "planes"),
     "quality": ("h264", "jpeg"),
     "check": ("packets",),
-    "fps": ("raw", "jpeg", "h264"),
+    "fps": ("raw", "planes", "jpeg", "h264"),
 }
 # Not all encoders accept frames of fewer or more pixels in height or width
 _MIN_CODED: Final = 16
@@ -72,6 +73,8 @@ def _complete_options(options: Any) -> Mapping[str, Any]:
         found["audio"] = None  # False means the same as an option that is not given.
     if store == "h264":
         found |= _encoder_options(options)
+    if store == "planes":
+        found |= _planes_options(options)
     if store == "jpeg":
         found["quality"] = JPEG_QUALITY if options.quality is None else options.quality
         check_number("quality", found["quality"], 1, 100)
@@ -92,6 +95,19 @@ def _encoder_options(options: Any) -> dict[str, Any]:
             f"{_MAX_CODED}; store 'raw' (--store raw) takes any"
         )
     return {"codec": codec, "gop": gop, "quality": quality}
+
+
+def _planes_options(options: Any) -> dict[str, Any]:
+    codec = options.codec or media.PLANES_CODECS[0]
+    check_choice("codec", codec, [*media.PLANES_CODECS])
+    gop = PLANES_GOP if options.gop is None else options.gop
+    check_number("gop", gop, 1, 1 << 16)
+    if options.size % 2:
+        raise InvalidArgument(
+            f"size is {options.size}; for store 'planes' it must be even; store 'raw' (--store "
+            "raw) takes any"
+        )
+    return {"codec": codec, "gop": gop}
 
 
 def _rate(fps: Any) -> Fraction:
@@ -116,8 +132,11 @@ _FACTS: Final = {
 """The names in the report for parameters of a stream whose packets are stored unchanged."""
 
 
+Encoder = media.StreamEncoder | media.JpegEncoder | media.PlanesEncoder
+
+
 def _encoded(
-    encoder: media.StreamEncoder | media.JpegEncoder,
+    encoder: Encoder,
     pictures: Iterable[tuple[int, media.Pixels | None]],
     name: str,
 ) -> tuple[EncodedStream, int, MediaError | None]:
@@ -151,8 +170,9 @@ class Videos(Converter):
     A sample of store `raw` is a clip: `frames`, uint8 of shape (frames, size, size, 3) in RGB,
     `pts`, and `time_base`, the unit of `pts` in seconds as a fraction. A sample of the other stores
     is a whole video in the field `frames`: encoded by `codec` with a keyframe every `gop` frames
-    (`h264`), a JPEG per frame (`jpeg`), or the unchanged packets of the file (`packets`). The
-    default view of the dataset has the clips that `raw` would store.
+    (`h264`), a JPEG per frame (`jpeg`), the 4:2:0 planes of each frame without loss (`planes`), or
+    the unchanged packets of the file (`packets`). The default view of the dataset has the clips
+    that `raw` would store.
 
     With `audio`, samples contain the unchanged packets of the first audio track, whose times count
     from the same zero as those of the video; a clip contains all packets that are needed to decode
@@ -171,13 +191,14 @@ class Videos(Converter):
     size: int = 112
     """Height and width of a frame."""
     store: str = field(default="h264", metadata={"metavar": "NAME"})
-    """h264 (default), raw, jpeg, packets."""
+    """h264 (default), raw, planes, jpeg, packets."""
     fps: str | int | float | None = field(default=None, metadata={"metavar": "RATE"})
     """Frame rate to sample, such as 10 or 30000/1001."""
     codec: str | None = None
-    """Codec for --store h264: h264 (default), hevc or av1."""
+    """Codec for --store h264: h264 (default), hevc or av1; for --store planes: zstd (default) or
+    raw, which is not compressed."""
     gop: int | None = None
-    """For --store h264: a keyframe every N frames (default: 16)."""
+    """A keyframe every N frames (default: 16 for --store h264, 4 for --store planes)."""
     quality: int | None = None
     """CRF for --store h264, lower is better (default: 19; hevc: 20; av1: 30), or JPEG quality for
     --store jpeg, 1 to 100 (default: 90)."""
@@ -223,6 +244,8 @@ class Videos(Converter):
         found = dict(media.library_versions())
         if self.store == "jpeg":
             found["simplejpeg"] = version("simplejpeg")
+        if self.store == "planes":
+            found["zstandard"] = version("zstandard")
         if self.store == "h264":
             try:
                 media.StreamEncoder(16, 16, Fraction(1), codec=self.codec or "h264")
@@ -338,13 +361,15 @@ class Videos(Converter):
         found = video.pictures(self.size, pixels=pixels)
         return found if self.fps is None else _resample(found, video.time_base, Fraction(self.fps))
 
-    def _encoder(self, time_base: Fraction) -> media.StreamEncoder | media.JpegEncoder:
+    def _encoder(self, time_base: Fraction) -> Encoder:
         # In the result of `_complete_options`, the options of the encoder are never None.
         size, made = self.size, _complete_options(self)
         if self.store == "jpeg":
             return media.JpegEncoder(size, size, time_base, quality=made["quality"])
-        codec, gop, crf = made["codec"], made["gop"], made["quality"]
-        return media.StreamEncoder(size, size, time_base, gop=gop, crf=crf, codec=codec)
+        codec, gop = made["codec"], made["gop"]
+        if self.store == "planes":
+            return media.PlanesEncoder(size, size, time_base, gop=gop, codec=codec)
+        return media.StreamEncoder(size, size, time_base, gop=gop, crf=made["quality"], codec=codec)
 
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
         reason = f"{n_frames} frames; one clip spans {self._span}"

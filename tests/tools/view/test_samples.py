@@ -139,6 +139,7 @@ def _videos(folder: Path, **options: Any) -> Path:
         ({"store": "h264", "codec": "hevc"}, 'video/mp4; codecs="hvc1.1.6.L30.90, flac"'),
         ({"store": "h264", "codec": "av1"}, 'video/mp4; codecs="av01.0.00M.08, flac"'),
         ({"store": "jpeg"}, None),
+        ({"store": "planes"}, None),
     ],
 )
 def test_a_video_of_any_store_is_described(
