@@ -85,6 +85,7 @@ def test_fields_that_cannot_be_stored_are_refused(fields: Any, text: str) -> Non
     [
         (("complex64",), "unknown dtype 'complex64'; known: bool, int8"),
         (("float8_e4m3",), "unknown dtype"),
+        (("a",), "unknown dtype 'a'; known: bool, int8"),
         (("float",), "unknown dtype 'float'; write 'float32', or 'float64' for the precision of"),
         (("int",), r"unknown dtype 'int'; did you mean 'int64'\?"),
         (("double",), r"did you mean 'float64'\?"),

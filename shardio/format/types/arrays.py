@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import struct
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
@@ -346,7 +347,9 @@ def _dtype_hint(dtype: Any) -> str:
     if word == "float":
         return "write 'float32', or 'float64' for the precision of Python's float"
     try:
-        meant = np.dtype(word).name
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of aliases, such as "a"
+            meant = np.dtype(word).name
     except TypeError:
         meant = word
     close = f"did you mean {meant!r}?" if meant in DTYPES else did_you_mean(word, DTYPES)
