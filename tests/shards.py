@@ -25,6 +25,7 @@ from shardio import (
 )
 from shardio.format.types import EncodedImage
 from shardio.format.types.streams import PacketFlag, pack_packets
+from shardio.media import PlanesEncoder
 
 EVERY_FIELD = Schema(
     {
@@ -115,6 +116,16 @@ def made_stream(i: int, n_packets: int = 12, mean_bytes: int = 40) -> EncodedStr
         height=48,
         duration=512 * n_packets,
     )
+
+
+def planes_stream(i: int, n_frames: int, **options: Any) -> EncodedStream:
+    """Make a small video of planes; if `i` is odd, its pictures are noise."""
+    rng, (height, width) = np.random.default_rng(i), (6 + 2 * i, 8)
+    encoder = PlanesEncoder(width, height, Fraction(1, 25), **options)
+    for n in range(n_frames):
+        noise = rng.integers(0, 256, (height * 3 // 2, width), np.uint8)
+        encoder.add(n, noise if i % 2 else np.full_like(noise, 16 + n))
+    return encoder.finish()
 
 
 def media_sample(i: int, mean_bytes: int = 40) -> dict[str, Any]:

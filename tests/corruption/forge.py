@@ -28,7 +28,7 @@ from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
 from tests.fuzz.parts import Key, Parts
-from tests.shards import made_stream
+from tests.shards import made_stream, planes_stream
 
 INDEX: Key = (Kind.INDEX, NO_FIELD, 0)
 PAYLOAD: Key = (Kind.PAYLOAD, NO_FIELD, 0)
@@ -94,6 +94,11 @@ def small_videos() -> list[dict[str, Any]]:
     return [{"video": video} for video in videos]
 
 
+def small_planes() -> list[dict[str, Any]]:
+    """Make samples of SMALL_VIDEOS: planes that are compressed, that are not, and none."""
+    return [{"video": planes_stream(i, 3, gop=2)} for i in range(2)] + [{"video": None}]
+
+
 def small_sound() -> list[dict[str, Any]]:
     return [
         {"sound": made_stream(i, 3, 20), "image": EncodedImage(b"a picture" * i, i, 4, 1 + i % 4)}
@@ -104,6 +109,7 @@ def small_sound() -> list[dict[str, Any]]:
 VICTIMS: dict[str, tuple[Schema, Callable[[], list[dict[str, Any]]]]] = {
     "small": (SMALL, small_samples),
     "videos": (SMALL_VIDEOS, small_videos),
+    "planes": (SMALL_VIDEOS, small_planes),
     "sound": (SMALL_SOUND, small_sound),
 }
 """Small shards that together have every kind of section, every field type and every codec."""

@@ -23,12 +23,14 @@ from tests.corruption import (
 from tests.corruption.forge import (
     MEDIA_RULES,
     RULES,
+    SMALL_VIDEOS,
     Change,
     Forgery,
     content_of,
     media_rules_samples,
     read_everything,
     rules_samples,
+    small_planes,
 )
 
 Case = tuple[str, bytes, str, str]
@@ -48,6 +50,9 @@ def crafted(folder: Path) -> Iterator[Case]:
         yield what, forged(media, change), code, code
     for what, change, codes in test_forged_media.VERIFIED_MEDIA:
         yield what, forged(media, change), "", codes[0]
+    planes = content_of(folder / "planes.shard", SMALL_VIDEOS, small_planes())
+    for what, change, _ in test_forged_media.FORGED_PLANES:
+        yield what, forged(planes, change), "", "planes"
     for what, content in test_crafted.bombs(folder):
         code = test_crafted.BOMBS[what][-1]
         yield what, content, code, code

@@ -78,7 +78,7 @@ def test_the_small_shards_have_every_kind_of_section_field_and_codec(tmp_path: P
     assert (kinds, types, codecs) == (set(Kind), set(FIELD_TYPES), set(CODECS))
 
 
-@pytest.mark.parametrize("name", ["videos", "sound"])
+@pytest.mark.parametrize("name", ["videos", "planes", "sound"])
 def test_some_bits_of_media_and_of_all_that_says_where_they_are(name: str, tmp_path: Path) -> None:
     schema, made = forge.VICTIMS[name]
     content = content_of(tmp_path / "s.shard", schema, made())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shardio.errors import ChecksumMismatch
+from shardio.errors import ChecksumMismatch, MediaError
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import Kind, Required
 from shardio.format.types.streams import PACKET_DTYPE, STREAM_DTYPE
 from shardio.maintenance.verify.shard import verify_bytes
+from shardio.media import ClipDecoder
 from tests.corruption import forge
 from tests.corruption.damage import Victim, assert_refused, table
 from tests.corruption.forge import PAYLOAD, Change, Forgery, codes_of, read_bytes
@@ -206,6 +208,96 @@ def test_a_verify_finds(media: bytearray, tmp_path: Path, change: Change, codes:
     assert codes_of(content) == codes
     found = read_bytes(tmp_path, content)
     assert all(map(same_sample, found, forge.media_rules_samples()))
+
+
+# --- planes: the rules of their packets, which decoding and verification check --------------------
+
+
+@pytest.fixture(scope="module")
+def planes(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
+    """Return a shard of two videos of planes that break no rule; not to be changed."""
+    place = tmp_path_factory.mktemp("planes") / "p.shard"
+    return forge.content_of(place, forge.SMALL_VIDEOS, forge.small_planes())
+
+
+def flags(number: int, value: int) -> Change:
+    def change(forgery: Forgery) -> None:
+        stored = int(np.frombuffer(forgery.contents[PACKETS], PACKET_DTYPE)["stored"][number])
+        packet(number, stored=stored & (1 << 48) - 1 | value << 48)(forgery)
+
+    return change
+
+
+def bytes_of(row: int, number: int, new: bytes) -> Change:
+    """Other bytes at the start of a packet of a video, which is long enough for them."""
+
+    def change(forgery: Forgery) -> None:
+        _, entry = forgery.entry("video", row)
+        lines = np.frombuffer(forgery.contents[PACKETS], PACKET_DTYPE)[3 * row : 3 * row + 3]
+        n_data = int(lines["offset"][2]) + (int(lines["stored"][2]) & (1 << 48) - 1)
+        start = int(entry["offset"]) + int(entry["n_bytes"]) - n_data
+        forgery.change(PAYLOAD, start + int(lines["offset"][number]), new)
+
+    return change
+
+
+def cut_packet(forgery: Forgery) -> None:
+    """Move the border between the first two packets of the first video by one byte."""
+    lines = np.frombuffer(forgery.contents[PACKETS], PACKET_DTYPE)
+    first, second = (int(each) for each in lines["stored"][:2])
+    packet(0, stored=first - 1)(forgery)
+    packet(1, stored=second + 1, offset=int(lines["offset"][1]) - 1)(forgery)
+
+
+FRAME_HEAD = b"\x28\xb5\x2f\xfd\x20"
+"""The start of a zstd frame, before the size of its content."""
+
+FORGED_PLANES: list[tuple[str, Change, str]] = [
+    ("a first packet that is a difference", flags(0, 0), "packet 0 .* no keyframe"),
+    ("a keyframe that is disposable", flags(2, 5), "packet 2 .* disposable"),
+    ("a difference that is disposable", flags(4, 4), "packet 1 .* disposable"),
+    ("times that fall", packet(1, pts=-1), "packet 1 .* not shown after"),
+    ("two packets of one time", packet(5, pts=1), "packet 2 .* not shown after"),
+    ("an odd width", line(row=0, width=7), "the height or width of planes is odd"),
+    ("an odd height", line(row=1, height=9), "the height or width of planes is odd"),
+    ("planes smaller than a packet", line(row=1, height=6), "packet 0 .* 72 bytes"),
+    ("planes larger than a packet", line(row=1, height=10), "packet 0 of planes: .*not a zstd"),
+    ("planes that no packet can hold", line(row=0, height=1 << 31), "packet 0 .* cannot hold"),
+    ("a frame without its magic number", bytes_of(0, 1, b"none"), "packet 1 of planes: .*not a z"),
+    (
+        "a frame of another size",
+        bytes_of(0, 2, b"\x28\xb5\x2f\xfd\x20\x47"),
+        "packet 2 .* 72, found",
+    ),
+    ("a packet that is cut", cut_packet, "packet 0 of planes: .*zstd"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), **table(FORGED_PLANES))
+def test_forged_planes(planes: bytearray, tmp_path: Path, change: Change, said: str) -> None:
+    forgery = Forgery.of(planes)
+    change(forgery)
+    content = forgery.seal()
+    assert set(codes_of(content)) == {"planes"}
+    found = read_bytes(tmp_path, content)
+    failures = []
+    with ClipDecoder() as decoder:
+        for stream in (sample["video"] for sample in found[:2]):
+            out = np.empty((3, 16, 16, 3), np.uint8)
+            try:
+                decoder.decode(stream, range(3), out)
+            except MediaError as error:
+                failures.append(str(error))
+    assert len(failures) == 1 and re.match(said, failures[0])
+
+
+@pytest.mark.parametrize("name", ["planes", "media"])
+def test_a_feature_bit_of_planes_that_is_wrong_is_found(
+    planes: bytearray, media: bytearray, name: str
+) -> None:
+    forgery = Forgery.of(planes if name == "planes" else media)
+    forgery.header_changes["required"] = forgery.header.required ^ int(Required.PLANES)
+    assert codes_of(forgery.seal()) == ["feature"]
 
 
 def test_a_forgery_of_media_that_changes_nothing_is_the_same_shard(media: bytearray) -> None:

@@ -80,6 +80,7 @@ def shards() -> dict[str, bytes]:
         "clouds": (_CLOUDS, _cloud_samples(3)),
         "media": (MEDIA_FIELDS, [media_sample(i, 20) for i in range(5)]),
         "videos": (forge.SMALL_VIDEOS, forge.small_videos()),
+        "planes": (forge.SMALL_VIDEOS, forge.small_planes()),
         "empty": (forge.SMALL, []),
         "one-text": (Schema({"a": Text()}), [{"a": "ä"}]),
         "many-rows": (Schema({"a": Array("int8"), "b": Bytes()}), [{"a": 1, "b": b"b"}] * 150),

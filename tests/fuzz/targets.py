@@ -33,8 +33,10 @@ from shardio.format.checksum import content_id
 from shardio.format.codecs import Codec, decode
 from shardio.format.sections import plan_sections
 from shardio.format.types import Field
+from shardio.format.types.streams import PLANES
 from shardio.maintenance import Finding, repair, survey_shard, verify_dataset
 from shardio.maintenance.verify.shard import verify_bytes
+from shardio.media import ClipDecoder
 from shardio.shard.verification import Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
@@ -48,9 +50,10 @@ SEPARATOR: Final = b"\n\0\n"
 """Between dataset.json and its generation, in an input of `DatasetFolder`."""
 _VERIFY: Final[tuple[Verify, ...]] = ("first", "always", "off")
 _MAX_ROWS: Final = 500
+_MAX_PLANES_BYTES: Final = 1 << 18
 _FOR_AUDITS: Final = frozenset(
     "padding tiling codec value validity section_hash counting chunks parameters feature"
-    " more".split()
+    " planes more".split()
 )
 """Rules that a reader need not check: what breaks them is returned as its writer put it there."""
 
@@ -121,6 +124,7 @@ class ShardFile:
                     for value in reader.records.values(name, rows):
                         if isinstance(value, shardio.EncodedStream):
                             value.data[:]
+                            _decode_planes(value)
             for row in range(0, len(rows), 50):
                 reader[row]
             summary = ShardSummary("i.shard", len(reader), reader.header.file_size, reader.id)
@@ -164,6 +168,20 @@ class ShardFile:
             ) as loader:
                 for _ in loader:
                     pass
+
+
+def _decode_planes(stream: shardio.EncodedStream) -> None:
+    """Decode a small stream of planes; verification has to find whatever is wrong with it."""
+    height, width, n = stream.height * 3 // 2, stream.width, stream.n_frames
+    is_odd = (stream.height | width) & 1
+    if stream.parameters["codec"] != PLANES or is_odd or n * height * width > _MAX_PLANES_BYTES:
+        return
+    try:
+        with ClipDecoder() as decoder:
+            out = np.empty((n, height, width), np.uint8)
+            decoder.decode(stream, range(n), out, pixels="yuv420")
+    except MediaError as error:
+        raise ShardCorrupt(str(error), code="planes") from error
 
 
 def _write_generation(folder: Path, schema: Schema, summary: ShardSummary) -> None:
