@@ -241,8 +241,10 @@ class _StreamField(EncodedMedia):
         except (ShardCorrupt, SchemaError, TypeError, ValueError) as error:
             raise SchemaError(f"field {name!r}: {error}") from error
         tables = stream_tables(name, value, len(head), has_frames=self.has_frames)
-        joined = b"".join((head, value.extradata))
-        return StreamRecord(joined, value.data[:], tables, required_by_codec(parameters))
+        data, required = value.data[:], required_by_codec(parameters)
+        if required & Required.PLANES and self.has_frames:
+            _check_planes(name, value, data)
+        return StreamRecord(b"".join((head, value.extradata)), data, tables, required)
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         return memoryview(bytes(self.encode_stream(name, value))), ()
@@ -415,10 +417,19 @@ def planes_bytes(width: int, height: int) -> int:
     return width * height * 3 // 2
 
 
-def planes_error(packets: Packets, width: int, height: int) -> tuple[str, int, int] | None:
-    """Return the rule that a table of packets of planes breaks, what it expects and finds; or None.
+def _check_planes(name: str, stream: EncodedStream, data: bytes | memoryview) -> None:
+    """Raise SchemaError if a user's stream of planes is invalid."""
+    if wrong := planes_error(stream.packets, stream.width, stream.height, data):
+        what, expected, found = wrong
+        raise SchemaError(f"field {name!r}: {what}: expected {expected}, found {found}")
 
-    Whether the packets can be decompressed is not known from the table.
+
+def planes_error(
+    packets: Packets, width: int, height: int, data: bytes | memoryview | None = None
+) -> tuple[str, Any, Any] | None:
+    """Return the rule that packets of planes break, what it expects and what is found; or None.
+
+    `data` is all packets; if it is None, only the table is examined.
     """
     if (width | height) & 1:
         odd = width if width & 1 else height
@@ -438,6 +449,18 @@ def planes_error(packets: Packets, width: int, height: int) -> tuple[str, int, i
     for number in wrong[:1].tolist():
         what = f"packet {number} of planes cannot hold a picture of {n_bytes} bytes"
         return what, n_bytes, int(sizes[number])
+    return None if data is None else _unpacking_error(packets, n_bytes, memoryview(data))
+
+
+def _unpacking_error(
+    packets: Packets, n_bytes: int, data: memoryview
+) -> tuple[str, Any, Any] | None:
+    starts, sizes = packets["offset"].tolist(), packet_sizes(packets).tolist()
+    for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        try:
+            unpack_planes(data[start : start + size], n_bytes)
+        except ShardCorrupt as error:
+            return f"packet {number} of planes: {error.what}", error.expected, error.found
     return None
 
 

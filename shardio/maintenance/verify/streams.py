@@ -29,12 +29,9 @@ from shardio.format.types.streams import (
     check_parameters,
     invalid_streams,
     n_shown,
-    packet_sizes,
     packets_error,
-    planes_bytes,
     planes_error,
     required_by_codec,
-    unpack_planes,
 )
 from shardio.format.types.text import canonical_json, check_json, read_json
 from shardio.maintenance.verify import Findings
@@ -173,30 +170,17 @@ class StreamVerifier:
         features = required_by_codec(read_json(content.decode()))
         self.features |= features
         if features & Required.PLANES and self._field.has_frames:
-            self._check_planes(row, stream, offset + n_bytes - n_data)
+            end = offset + n_bytes
+            self._check_planes(row, stream, self._content.bytes[end - n_data : end])
 
-    def _check_planes(self, row: int, stream: np.void, offset: int) -> None:
-        """Check that each packet of a stream of planes, which begin at `offset`, is a picture."""
-        packets, (width, height) = self._packets_of(stream), (stream["width"], stream["height"])
-        width, height = int(width), int(height)
-        if (wrong := planes_error(packets, width, height)) is not None:
+    def _check_planes(self, row: int, stream: np.void, data: memoryview) -> None:
+        """Check that each packet of a stream of planes is a picture or a difference."""
+        width, height = int(stream["width"]), int(stream["height"])
+        if wrong := planes_error(self._packets_of(stream), width, height, data):
             what, expected, found = wrong
             place = self._packets.offset + int(stream["first_packet"]) * PACKET.size
             where = self._location(self._packets, row, place)
             self._findings.add("planes", what, expected=expected, found=found, **where)
-            return
-        starts, sizes = packets["offset"].tolist(), packet_sizes(packets).tolist()
-        for number, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            place = offset + start
-            try:
-                unpack_planes(
-                    self._content.window(place, place + size), planes_bytes(width, height)
-                )
-            except ShardCorrupt as error:
-                what = f"packet {number} of planes: {error.what}"
-                where = self._location(self._payload, row, place)
-                numbers = {"expected": error.expected, "found": error.found}
-                self._findings.add("planes", what, **where, **numbers)
 
     def _check_hashes(
         self, row: int, first_chunk: int, offset: int, n_bytes: int, expected: int
