@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from shardio.format.types.streams import (
     Packets,
     packet_flags,
     packet_sizes,
-    planes_bytes,
     planes_error,
 )
 from shardio.media.bitstream import parameter_change_test, parameter_sets, starts_closed_gop
@@ -214,13 +214,11 @@ class _OpenStream:
 
 
 class _OpenDecoder:
-    """A decoder of the stream `opened`, and of any other stream that has an equal `decoder_key`.
+    """A decoder of the stream `opened`, and of any other stream that has an equal `decoder_key`."""
 
-    Planes need no `codec`: it is None.
-    """
+    codec: VideoCodecContext  # planes need none
 
     def __init__(self, opened: _OpenStream) -> None:
-        self.codec: VideoCodecContext | None = None
         if not opened.is_planes:
             stream = opened.stream
             self.codec = open_video_decoder(stream.parameters, stream.extradata)
@@ -380,8 +378,6 @@ class _RunDecoder:
         import av
 
         codec, wanted = self._decoder.codec, dict(run.wanted)
-        if codec is None:
-            raise AssertionError("planes are decoded without a codec")
         codec.flush_buffers()
         codec.reorder_depth = int(self._open_stream.stream.parameters.get("reorder", 0))
         where: int | str = run.first
@@ -450,6 +446,10 @@ class _RunDecoder:
 
         The frame is written once per writer, and copied to its other rows.
         """
+        if len(positions) == 1:
+            (position,) = positions
+            write(self._writers[position], *frame, self._rows[position])
+            return
         written: dict[FrameWriter, Pixels] = {}
         for position in positions:
             writer, row = self._writers[position], self._rows[position]
@@ -469,27 +469,28 @@ class _PlanesDecoder(_RunDecoder):
         """Decode the wanted frames of a run into their rows."""
         import av
 
-        stream, wanted = self._open_stream.stream, run.wanted
-        shape = stream.height * 3 // 2, stream.width
-        for number, picture in enumerate(self._pictures(run), run.first):
-            if (positions := wanted.get(number)) is not None:
-                try:
-                    self._write(positions, FrameWriter.write_planes, picture.reshape(shape))
-                except (ValueError, av.FFmpegError) as error:
-                    raise MediaError(f"packet {number} of planes: {error}") from error
+        number, wanted = run.first, run.wanted
+        try:
+            for number, picture in enumerate(self._pictures(run), run.first):
+                if (positions := wanted.get(number)) is not None:
+                    self._write(positions, FrameWriter.write_planes, picture)
+        except DataError:
+            raise
+        except (ValueError, av.FFmpegError) as error:
+            raise MediaError(f"packet {number} of planes: {error}") from error
 
     def _pictures(self, run: DecodeRun) -> Iterator[Pixels]:
-        """Return an iterator over the pictures of a run, whose bytes may be read-only."""
+        """Return an iterator over the pictures of a run, which may be read-only."""
         opened = self._open_stream
-        table, n_bytes = opened.table, planes_bytes(opened.stream.width, opened.stream.height)
+        table, shape = opened.table, (opened.stream.height * 3 // 2, opened.stream.width)
         part = slice(run.first, run.stop)
         starts, sizes = table.offsets[part], table.sizes[part]
         ends = starts + sizes
         # Slice the data only once for the run, because each slice may verify checksums.
         data = memoryview(opened.stream.data[int(starts[0]) : int(ends[-1])])
         is_key = table.is_key[part]
-        if len(data) == n_bytes * len(is_key) and is_key.all():
-            return iter(np.frombuffer(data, np.uint8).reshape(-1, n_bytes))
+        if len(data) == math.prod(shape) * len(is_key) and is_key.all():
+            return iter(np.frombuffer(data, np.uint8).reshape(-1, *shape))
         places = (starts - starts[0]).tolist(), (ends - starts[0]).tolist()
         packets = [data[start:end] for start, end in zip(*places, strict=True)]
-        return decode_planes(packets, is_key.tolist(), n_bytes, run.first)
+        return decode_planes(packets, is_key.tolist(), shape, run.first)

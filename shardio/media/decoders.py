@@ -6,6 +6,7 @@ or an invalid parameter causes a MediaError, because parameters come from files.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -154,16 +155,16 @@ def numbered_packet(
 
 
 def decode_planes(
-    packets: Sequence[memoryview], is_key: Sequence[bool], n_bytes: int, first: int
+    packets: Sequence[memoryview], is_key: Sequence[bool], shape: tuple[int, int], first: int
 ) -> Iterator[Pixels]:
-    """Yield the pictures of `n_bytes` in packets of planes, the first of which is a keyframe.
+    """Yield the pictures, of `shape`, in packets of planes, the first of which is a keyframe.
 
-    Their bytes may be read-only. `first` is the index of the first packet, for errors.
+    Pictures may be read-only. `first` is the index of the first packet, for errors.
     """
-    picture = np.empty(0, np.uint8)
+    picture, n_bytes = np.empty(shape, np.uint8), math.prod(shape)
     for i, packet in enumerate(packets):
         try:
-            found = np.frombuffer(unpack_planes(packet, n_bytes), np.uint8)
+            found = np.frombuffer(unpack_planes(packet, n_bytes), np.uint8).reshape(shape)
         except ShardCorrupt as error:
             numbers = f"expected {error.expected}, found {error.found}"
             what = f"packet {first + i} of planes: {error.what}: {numbers}"

@@ -356,41 +356,62 @@ def _psnr(films: list[Film], pictures: list[Pictures]) -> float:
 
 # Stores.
 
-STORES: Final = ("raw", "jpeg", "h264", "packets")
+STORES: Final[dict[str, dict[str, Any]]] = {
+    "raw": {"store": "raw"},
+    "planes": {"store": "planes"},
+    "planes, raw": {"store": "planes", "codec": "raw", "gop": 1},
+    "jpeg": {"store": "jpeg"},
+    "h264": {"store": "h264"},
+    "packets": {"store": "packets"},
+}
+"""The options of the converter for each store."""
+_CLIPS_PER_VIDEO: Final = 16
 
 
 @case(
     *(
         Limit(f"{store}, drawn, RGB", "clips/s", "the files, by PyAV", at_least=1)
-        for store in STORES[1:]
+        for store in STORES
+        if store != "raw"
     ),
     Limit("raw, stored clips", "clips/s", "the files, by PyAV", at_least=1),
+    Limit("planes, drawn, YUV", "clips/s", "h264, drawn, YUV", at_least=1.5),
+    Limit("planes, drawn, RGB", "clips/s", "h264, drawn, RGB", at_least=1),
+    Limit("planes, raw, drawn, YUV", "clips/s", "planes, drawn, YUV", at_least=2),
     rounds=2,
 )
-def stores(bench: Bench, *, videos: str = "", seconds: float = 8.0, stride: int = 1) -> Lanes:
-    """Measure the bytes per frame of every store, and a loader's clips per second and core."""
+def stores(
+    bench: Bench, *, videos: str = "", seconds: float = 8.0, stride: int = 1, size: int = SIZE
+) -> Lanes:
+    """Measure the bytes per frame of every store, its PSNR, and a loader's clips/s and core."""
     source, place = filmed_videos(videos), bench.temporary()
-    for store in STORES:
-        shardio.convert(source, place / store, kind="videos", store=store, size=SIZE)
+    for store, options in STORES.items():
+        shardio.convert(source, place / store, kind="videos", size=size, **options)
     with one_core():
         lanes = _file_lane(source, stride, seconds)
         for store in STORES:
-            lanes |= _store_lanes(place / store, store, stride, seconds)
+            lanes |= _store_lanes(place, store, stride, seconds, size)
         yield lanes
 
 
-def _store_lanes(folder: Path, store: str, stride: int, seconds: float) -> dict[str, Lane]:
+def _store_lanes(
+    place: Path, store: str, stride: int, seconds: float, size: int
+) -> dict[str, Lane]:
+    folder, facts = place / store, dict[str, float]()
     with shardio.open(folder) as dataset:
         n_bytes = sum(shard.n_bytes for shard in dataset.shards)
         n_frames = len(dataset) * FRAMES
         if store != "raw":
             n_frames = sum(int(dataset[i]["frames"].n_frames) for i in range(len(dataset)))
-    clip = {"frames": FRAMES, "stride": stride, "size": (SIZE, SIZE)}
-    clip |= {"where": "random", "per_video": 1}
+            if store != "packets":  # which loses nothing
+                facts["dB"] = _psnr_of_clips(folder, place / "raw")
+    facts["bytes/frame"] = n_bytes / n_frames
+    clip = {"frames": FRAMES, "stride": stride, "size": (size, size)}
+    clip |= {"where": "random", "per_video": _CLIPS_PER_VIDEO}
     wishes: dict[str, dict[str, Any] | None] = {"drawn, RGB": clip}
     if store == "raw":
         wishes = {"stored clips": None}
-    elif store == "h264":
+    elif store.startswith(("h264", "planes")):
         wishes["drawn, YUV"] = clip | {"pixels": "yuv420"}
     lanes: dict[str, Lane] = {}
     options: dict[str, Any] = {"shuffle": True, "num_workers": 0, "reuse": True, "output": "numpy"}
@@ -400,8 +421,20 @@ def _store_lanes(folder: Path, store: str, stride: int, seconds: float) -> dict[
         sizes = _endless(ShardLoader(view, 8, **options))
         next(sizes)
         step: Callable[[], int] = sizes.__next__
-        lanes[f"{store}, {what}"] = partial(_step_rate, step, seconds, n_bytes / n_frames)
+        lanes[f"{store}, {what}"] = partial(_step_rate, step, seconds, facts)
     return lanes
+
+
+def _psnr_of_clips(folder: Path, raw: Path) -> float:
+    """Return the median PSNR of the clips of a dataset, in RGB, compared with the store `raw`."""
+    options: dict[str, Any] = {"num_workers": 0, "output": "numpy"}
+    found = []
+    with ShardLoader(folder, 8, **options) as ours, ShardLoader(raw, 8, **options) as exact:
+        for batch, wanted in zip(ours, exact, strict=True):
+            difference = batch["frames"].astype(np.int16) - wanted["frames"]
+            errors = (difference.astype(np.float64) ** 2).mean(axis=(1, 2, 3, 4))
+            found += errors.tolist()
+    return float(10 * np.log10(255**2 / np.median(found)))
 
 
 def _endless(loader: ShardLoader) -> Iterator[int]:
@@ -412,12 +445,12 @@ def _endless(loader: ShardLoader) -> Iterator[int]:
 
 
 def _step_rate(
-    step: Callable[[], int], seconds: float, bytes_per_frame: float
+    step: Callable[[], int], seconds: float, facts: Mapping[str, float]
 ) -> Mapping[str, float]:
     end_s, start_s, n = time.perf_counter() + seconds, time.process_time(), 0
     while time.perf_counter() < end_s:
         n += step()
-    return {"clips/s": n / (time.process_time() - start_s), "bytes/frame": bytes_per_frame}
+    return {"clips/s": n / (time.process_time() - start_s), **facts}
 
 
 def _file_lane(folder: Path, stride: int, seconds: float) -> dict[str, Lane]:
@@ -437,8 +470,8 @@ def _file_lane(folder: Path, stride: int, seconds: float) -> dict[str, Lane]:
         by_pyav(str(path), times[path][rng.randrange(len(times[path]) - span + 1)], stride)
         return 1
 
-    per_frame = n_bytes / sum(len(times[path]) for path in paths)
-    return {"the files, by PyAV": partial(_step_rate, step, seconds, per_frame)}
+    facts = {"bytes/frame": n_bytes / sum(len(times[path]) for path in paths)}
+    return {"the files, by PyAV": partial(_step_rate, step, seconds, facts)}
 
 
 def _shown(path: Path) -> list[int]:
