@@ -203,7 +203,7 @@ class _OpenStream:
         self.is_planes = self.codec == PLANES
         if self.is_planes:
             _check_planes(stream)
-            parameters = {"codec": PLANES}  # the others are for the eye
+            parameters = {"codec": PLANES}  # nothing else describes planes
         self.stream = stream  # kept alive, because the caches use its id() as their key
         self.table = FrameTable(stream.packets, stream.n_frames)
         self.decoder_key = decoder_key(parameters, extradata)
