@@ -377,7 +377,7 @@ _COPIES: Final = 8
         if store != "raw"
     ),
     Limit("raw, stored clips", "clips/s", "the files, by PyAV", at_least=1),
-    Limit("planes, drawn, YUV", "clips/s", "h264, drawn, YUV", at_least=1.5),
+    Limit("planes, drawn, YUV", "clips/s", "h264, drawn, YUV", at_least=1.3),
     Limit("planes, drawn, RGB", "clips/s", "h264, drawn, RGB", at_least=1),
     Limit("planes, raw, drawn, YUV", "clips/s", "planes, drawn, YUV", at_least=2),
     rounds=2,
