@@ -256,10 +256,7 @@ class Batch(Mapping[str, Value_co], Listed):
         """Return a description of the values of a list, such as "3 texts"."""
         n, field = self.n_rows, self._layout.schema[slot.name]
         if field.array is not None:
-            kinds = map(type, self._values.values())
-            is_jax = any(kind.__module__.startswith("jax") for kind in kinds)
-            things = "arrays" if self._wrap is None or is_jax else "tensors"
-            return f"{counted(n, things)} of {field.array.dtype} {self._sizes(slot)}"
+            return f"{counted(n, 'arrays')} of {field.array.dtype} {self._sizes(slot)}"
         if field.item is not None:
             shape = _shown(["any" if n is None else f"{n}" for n in field.item.shape])
             return f"{counted(n, 'lists')} of arrays of {field.item.dtype} {shape}"

@@ -51,25 +51,11 @@ def make_batch(records: dict[str, list[bytes]] = RECORDS, n_rows: int = 3) -> Ba
     return Batch.of_block(layout, block, n_rows, {"image": image}, epoch=2, step=7)
 
 
-class JaxArray:
-    """An array as JAX's: the module of its class is that of jaxlib."""
-
-    __module__ = "jaxlib._jax"
-
-    def __init__(self, values: Any) -> None:
-        self.values, self.dtype, self.shape = values, values.dtype, values.shape
-
-
 def test_fields_are_what_was_given_or_lists_of_values_made_once() -> None:
     batch = make_batch()
     shown = "note 3 texts, image uint8 (3, 2, 2), points 3 arrays of int16 (0–3, 2), "
     shown += "blob 3 byte strings, meta 3 JSON values)"
     assert repr(batch) == f"Batch(step 7 of epoch 2: 3 rows, {shown}"
-    batch._wrap = lambda array, *_: array  # as for an output of tensors
-    assert repr(batch) == f"Batch(step 7 of epoch 2: 3 rows, {shown}".replace("arrays", "tensors")
-    batch._values["image"] = JaxArray(batch["image"])
-    assert repr(batch) == f"Batch(step 7 of epoch 2: 3 rows, {shown}"
-    batch._wrap, batch._values["image"] = None, batch["image"].values
     assert repr(batch.keys()) == "dict_keys(['note', 'image', 'points', 'blob', 'meta'])"
     assert batch["image"][:, 0, 0].tolist() == [0, 1, 2]
     assert batch["note"] == ["", "größe 名前", "c"]

@@ -12,6 +12,7 @@ with the arrays back to back, in C order.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import struct
@@ -346,12 +347,10 @@ def _dtype_hint(dtype: Any) -> str:
         return "for text, write Text()"
     if word == "float":
         return "write 'float32', or 'float64' for the precision of Python's float"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of aliases, such as "a"
-            meant = np.dtype(word).name
-    except TypeError:
-        meant = word
+    meant = word
+    with contextlib.suppress(TypeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of aliases, such as "a"
+        meant = np.dtype(word).name
     close = f"did you mean {meant!r}?" if meant in DTYPES else did_you_mean(word, DTYPES)
     return close or f"known: {', '.join(DTYPES)}"
 
