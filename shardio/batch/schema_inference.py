@@ -84,7 +84,7 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
     hint = "NumPy arrays, tensors of torch, numbers, str, bytes, or JSON values"
     if is_of(value, "PIL", "Image"):
         hint = "its pixels, numpy.asarray(image)"
-    elif hasattr(value, "isoformat"):
+    elif hasattr(type(value), "isoformat"):
         hint = "a text, its .isoformat(), or a number"
     raise SchemaError(
         f"field {name!r}: a {type(value).__module__}.{type(value).__name__} cannot be put into a "
@@ -113,13 +113,18 @@ def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
 
 
 def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -> Array:
-    if value.dtype.kind in "SU":
-        raise SchemaError(f"field {name!r}: an array has no texts; return a list of str")
     dtype = "bfloat16" if is_bfloat16_bits(value.dtype) else value.dtype.name
     if dtype not in DTYPES:
-        hint = "; return integers, value.astype('int64')" * (value.dtype.kind in "mM")
+        times = "; return integers, value.astype('int64')"
+        hint = {
+            "S": "; return a list of str",
+            "U": "; return a list of str",
+            "m": times,
+            "M": times,
+        }
         raise SchemaError(
-            f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}{hint}"
+            f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}"
+            f"{hint.get(value.dtype.kind, '')}"
         )
     shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
     if known := source.array if source else None:
