@@ -276,6 +276,12 @@ def _pidfds(pool: WorkerPool) -> list[int]:
     return [os.dup(worker.pidfd) for worker in pool._state.workers if worker.pidfd is not None]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `close` wait for killed workers: a busy machine may take more than its limit."""
+    monkeypatch.setattr("shardio._workers.processes.pool_state._KILL_TIMEOUT_S", PATIENCE_S)
+
+
 def _all_ended(pidfds: list[int]) -> bool:
     ended = [bool(select.select([pidfd], [], [], 0)[0]) for pidfd in pidfds]
     for pidfd in pidfds:
