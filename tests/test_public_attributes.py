@@ -297,6 +297,12 @@ def test_a_loader_has_the_attributes_of_torch(objects: dict[str, Any]) -> None:
         getattr(RemoteLoader.__new__(RemoteLoader), "batch_size")  # noqa: B009 - it has none
 
 
+def test_an_empty_name_is_no_attribute(objects: dict[str, Any]) -> None:
+    stats = objects["dataset"].schema, shardio.maintenance.compute_stats(objects["dataset"].path)
+    for value in (*objects.values(), *stats, shardio, shardio.transforms):
+        assert not hasattr(value, "")
+
+
 @pytest.mark.parametrize("name", ["batch", "dataset", "loader", "view"])
 def test_python_suggests_attributes_that_dir_lists(objects: dict[str, Any], name: str) -> None:
     with pytest.raises(AttributeError) as caught:

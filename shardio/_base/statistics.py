@@ -102,7 +102,7 @@ class LoaderStats:
         def __getattr__(self, name: str) -> Any:
             rate = "write stats.latest.n_samples / stats.latest.elapsed_s"
             advice = dict.fromkeys(("rate", "samples_per_s", "samples_per_second", "speed"), rate)
-            if name[0] != "_" and hasattr(LoadingStats, name):
+            if name[:1] != "_" and hasattr(LoadingStats, name):
                 advice = {name: f"write stats.latest.{name}, or stats.total.{name}"}
             return missing_attribute(self, name, advice)
 
@@ -260,7 +260,9 @@ class DatasetStats(dict[str, Any]):
     if not TYPE_CHECKING:  # for type checkers, the statistics would have every attribute
 
         def __getattr__(self, name: str) -> Any:
-            return missing_attribute(self, name, {} if name[0] == "_" else {name: self._hint(name)})
+            return missing_attribute(
+                self, name, {} if name[:1] == "_" else {name: self._hint(name)}
+            )
 
     def __missing__(self, name: str) -> NoReturn:
         raise KeyError(f"{name!r}: {self._hint(name)}")

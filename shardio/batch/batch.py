@@ -130,7 +130,7 @@ class Batch(Mapping[str, Value_co], Listed):
 
         def __getattr__(self, name: str) -> Any:
             # The module `copy` looks up special methods before the batch has a layout.
-            fields = () if name[0] == "_" else self._layout.schema
+            fields = () if name[:1] == "_" else self._layout.schema
             advice = {name: f"write batch[{name!r}]"} if name in fields else {}
             return missing_attribute(self, name, _ADVICE | advice)
 

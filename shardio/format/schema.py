@@ -88,7 +88,7 @@ class Schema(Mapping[str, Field], Listed):
 
         def __getattr__(self, name: str) -> Any:
             # The module `copy` looks up special methods before the schema has fields.
-            fields = () if name[0] == "_" else self._fields
+            fields = () if name[:1] == "_" else self._fields
             advice = {name: f"write schema[{name!r}]"} if name in fields else {}
             return missing_attribute(self, name, _ADVICE | advice)
 

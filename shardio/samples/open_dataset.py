@@ -48,9 +48,9 @@ class OpenDataset(Dataset):
 
         def __getattr__(self, name: str) -> Any:
             # Until a dataset is open, only special methods are looked up: those of `copy`.
-            fields = () if name[0] == "_" else self.schema
+            fields = () if name[:1] == "_" else self.schema
             advice = {name: f"write dataset.column({name!r})"} if name in fields else {}
-            if name[0] != "_" and name in self.subsets:
+            if name[:1] != "_" and name in self.subsets:
                 advice = {name: f"write dataset.subset({name!r})"}
             return missing_attribute(self, name, DATASET_ADVICE | advice)
 

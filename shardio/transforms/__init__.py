@@ -47,7 +47,7 @@ _ADVICE = {
 def __getattr__(name: str) -> object:
     """Raise AttributeError for a name that other libraries have, with what to write instead."""
     text = f"module {__name__!r} has no attribute {name!r}"
-    if name[0].isupper():
+    if name[:1].isupper():
         known = f"it has {', '.join(__all__)}; OnTensors runs transforms of torchvision's v2"
         text += f": {_ADVICE.get(name) or did_you_mean(name, __all__) or known}"
     raise AttributeError(text)
