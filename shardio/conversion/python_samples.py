@@ -197,7 +197,9 @@ def convert_items(
         check_label_field(schema)
     if "label" in schema:
         listing = replace(listing, classes=known_classes(base, classes, out))
-    source = ItemSource(function, parts, recorded, make, schema)
+    checked = recorded if given is None else classes
+    n_labels = None if checked is None else len(checked)
+    source = ItemSource(function, parts, recorded, make, schema, n_labels)
     job = options.make_job(source, base, staging)
     return convert_inputs(listing, staging, job, options)
 
@@ -253,7 +255,8 @@ _NO_SAMPLE: Final = object()
 class ItemSource(Converter):
     """A converter that calls `make` for each item; `fields` is the schema of the samples.
 
-    If the caller gives `classes`, each label must be the number of one of them.
+    `classes` are the names that the dataset records for labels. Labels must be less than `n_labels`
+    if it is given.
     """
 
     kind: ClassVar[str] = ITEMS
@@ -264,10 +267,14 @@ class ItemSource(Converter):
     classes: Sequence[str] | None = None
     make: InitVar[SampleFunction | None] = None
     fields: InitVar[Schema | None] = None
+    n_labels: InitVar[int | None] = None
 
-    def __post_init__(self, make: SampleFunction | None, fields: Schema | None) -> None:
+    def __post_init__(
+        self, make: SampleFunction | None, fields: Schema | None, n_labels: int | None
+    ) -> None:
         object.__setattr__(self, "_make", make)
         object.__setattr__(self, "_schema", fields)
+        object.__setattr__(self, "_n_labels", n_labels)
 
     def schema(self) -> Schema:
         """Return the schema of the samples."""
@@ -276,12 +283,12 @@ class ItemSource(Converter):
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of an item; raise MediaError if `make` raises an exception."""
-        n_samples = 0
+        n_samples, n_labels = 0, vars(self)["_n_labels"]
         for value in _call(vars(self)["_make"], _unpickle(source), self.names):
             try:
                 sample = validate_sample(as_mapping(value, self.names), self.schema())
-                if self.classes is not None:
-                    check_label(sample, len(self.classes))
+                if n_labels is not None:
+                    check_label(sample, n_labels)
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
             except Exception as error:  # A user-defined mapping may raise any exception.

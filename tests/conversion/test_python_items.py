@@ -575,6 +575,15 @@ def test_an_append_of_items_accepts_only_labels_with_names(tmp_path: Path) -> No
     assert column(tmp_path / "out", "label") == [0, 1]
 
 
+def test_classes_given_for_an_append_of_items_are_checked(tmp_path: Path) -> None:
+    out, names = tmp_path / "out", ["cat", "dog"]
+    shardio.convert(iter([{"label": 1, "x": np.float32(1)}]), out, classes=names)
+    options: dict[str, Any] = {"samples": Labelled().__getitem__, "workers": 0, "append": True}
+    with pytest.warns(RuntimeWarning, match="label 2 has no name"):
+        shardio.convert([2, 0], out, classes=names, **options)
+    assert column(out, "label") == [1, 0]
+
+
 @pytest.mark.parametrize("sample", [{"label": "pos"}, {"label": 0.5}, {"other": 1}])
 def test_classes_of_items_need_a_field_label_of_integers(sample: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="names of the integers in the field 'label'"):
