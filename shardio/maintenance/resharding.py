@@ -265,6 +265,7 @@ def merge(
         datasets = [stack.enter_context(ShardDataset(path)) for path in sources]
         for dataset in datasets[1:]:
             check_same_fields(datasets[0], dataset)
+        units = _merge_units(datasets)
         classes = tuple(dict.fromkeys(name for dataset in datasets for name in dataset.classes))
         changes = [_class_index_map(dataset, classes) for dataset in datasets]
         _check_out(out, datasets[0].schema, *sources)
@@ -280,7 +281,8 @@ def merge(
             published = output.publish(
                 classes=classes,
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],
-                converter=_common_value([dataset.converter for dataset in datasets]),
+                converter=_common_value([dataset.converter for dataset in datasets])
+                or ({"options": {"units": units}} if units else {}),
                 view=_common_value([dataset.view for dataset in datasets]) or ROWS,
                 versions={
                     name: version
@@ -318,6 +320,19 @@ def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
         if name in b.schema and a.schema[name] != b.schema[name]:
             parts.append(f"{name} is {a.schema[name]} in {a.path}, {b.schema[name]} in {b.path}")
     raise InvalidArgument(f"{a.path} and {b.path} do not have the same fields: {'; '.join(parts)}")
+
+
+def _merge_units(datasets: Sequence[ShardDataset]) -> dict[str, str]:
+    """Return the recorded units of times; raise InvalidArgument if datasets differ in one."""
+    units: dict[str, str] = {}
+    for dataset in datasets:
+        for name, unit in (dataset.converter.get("options", {}).get("units") or {}).items():
+            if units.setdefault(name, unit) != unit:
+                raise InvalidArgument(
+                    f"{dataset.path}: the times of field {name!r} are {unit}, those of datasets "
+                    f"before it {units[name]}; convert one of them again in the unit of the other"
+                )
+    return units
 
 
 def _class_index_map(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:

@@ -165,6 +165,19 @@ def test_what_all_sources_say_is_kept(tmp_path: Path) -> None:
     assert "av" not in load(tmp_path / "more").versions
 
 
+def test_units_of_times_stay_recorded_and_others_are_refused(tmp_path: Path) -> None:
+    def timed(folder: str, unit: str, **recorded: Any) -> Path:
+        options = {"options": {"units": {"label": f"timestamp[{unit}]"}}}
+        return small(tmp_path / folder, 1, converter={**options, **recorded})
+
+    a, b, c = timed("a", "us"), timed("b", "us", name="arrow"), timed("c", "ns")
+    merge(tmp_path / "out", a, b, small(tmp_path / "d", 1), workers=0)
+    assert load(tmp_path / "out").converter == {"options": {"units": {"label": "timestamp[us]"}}}
+    with pytest.raises(InvalidArgument, match=r"'label' are timestamp\[ns\], .* timestamp\[us\]"):
+        merge(tmp_path / "no", a, c, workers=0)
+    assert not (tmp_path / "no").exists()
+
+
 def test_empty_datasets_are_merged_and_compared(tmp_path: Path) -> None:
     a, b = small(tmp_path / "a", 0), small(tmp_path / "b", 2)
     assert merge(tmp_path / "out", a, a, workers=0).n_samples == 0
