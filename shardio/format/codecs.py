@@ -161,7 +161,7 @@ def encode(
 def compress_planes(planes: bytes) -> bytes:
     """Return the planes of a picture as a zstd frame; unchanged if that is not smaller."""
     packed: bytes = _PLANES_CONTEXTS.compressor.compress(planes)
-    return min(packed, planes, key=len)
+    return min(planes, packed, key=len)  # the length tells both apart: of equals, take the planes
 
 
 def decode(

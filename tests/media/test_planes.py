@@ -103,6 +103,17 @@ def test_noise_is_stored_as_it_is_and_comes_back() -> None:
     assert np.array_equal(decoded(stream, range(5)), noise)
 
 
+def test_a_zstd_frame_as_long_as_its_picture_is_not_stored() -> None:
+    rng, lengths = np.random.default_rng(0), set()
+    for n_same in range(80):
+        picture = rng.integers(0, 256, 84, np.uint8)
+        picture[:n_same] = 100
+        lengths.add(len(zstandard.compress(picture.tobytes())))
+        found = decoded(stored(picture.reshape(1, 6, 14)), [0])
+        assert found.tobytes() == picture.tobytes()
+    assert 84 in lengths
+
+
 @pytest.mark.parametrize("crop", [None, CropPosition(0.3, 0.9)])
 @pytest.mark.parametrize("size", [(48, 64), (32, 32), (24, 32), (48, 48), (96, 128), (20, 64)])
 @pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
