@@ -213,6 +213,58 @@ def test_a_folder_that_is_no_site_is_never_replaced(mixture: Path, tmp_path: Pat
     assert (tmp_path / "mine/index.html").read_text() == "my own page"
 
 
+@pytest.mark.parametrize("place", ["notes.txt", ".git/config", "api/mine.json", "data/mine/0.jpg"])
+def test_a_site_with_other_files_is_never_replaced(
+    place: str, mixture: Path, tmp_path: Path
+) -> None:
+    site, (target, linked) = tmp_path / "site", (tmp_path / "out" / each for each in "ab")
+    export_site(str(mixture), site, n_samples=1)
+    (site / place).parent.mkdir(parents=True, exist_ok=True)
+    (site / place).write_text("mine")
+    with pytest.raises(InvalidArgument, match=f"move {re.escape(place)} out of it"):
+        export_site(str(mixture), site, overwrite=True)
+    assert (site / place).read_text() == "mine"
+    (site / place).unlink()
+    target.mkdir(parents=True)
+    linked.symlink_to(target)
+    linked.rename(site / place)
+    with pytest.raises(InvalidArgument, match=f"move {re.escape(place)} out of it"):
+        export_site(str(mixture), site, overwrite=True)
+    assert (site / place).is_symlink() and target.is_dir()
+
+
+def test_a_site_is_replaced_where_it_is(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, link = tmp_path / "site", tmp_path / "link"
+    export_site(str(mixture), site, n_samples=2)
+    link.symlink_to(site)
+    export_site(str(mixture), link, n_samples=1, overwrite=True)
+    assert link.is_symlink() and len(_read(site / "api/rows.json")["rows"]) == 1
+    monkeypatch.chdir(site)
+    export_site(str(mixture), ".", n_samples=3, overwrite=True)
+    assert len(_read(site / "api/rows.json")["rows"]) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "site"]
+
+
+def test_a_site_stays_if_it_cannot_be_replaced(
+    mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, rename = tmp_path / "site", Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if target == site and not (path / "api/sample/1.json").exists():
+            raise OSError("no")
+        return rename(path, target)
+
+    export_site(str(mixture), site, n_samples=60)
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no"):
+        export_site(str(mixture), site, n_samples=1, overwrite=True)
+    assert len(_read(site / "api/rows.json")["rows"]) > 1
+    assert [path.name for path in tmp_path.iterdir()] == ["site"]
+
+
 def test_an_export_that_fails_leaves_nothing(
     mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

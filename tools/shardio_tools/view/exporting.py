@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -65,6 +66,11 @@ _SUFFIXES: Final = {
     "image/webp": ".webp",
     "video/mp4": ".mp4",
 }
+_SITE_FILE: Final = re.compile(
+    r"index\.html|static/[\w-]+\.(css|html|js|svg)|api/(dataset|rows|statistics|sample/\d+)\.json"
+    r"|data/\d+/\d+(-\w+)?(\.[^/]*)?"
+)
+"""The paths of files in a site."""
 _NOT_EVERYWHERE: Final = ("hvc1",)
 """Codecs that many browsers do not play: frames are exported, too."""
 
@@ -84,7 +90,7 @@ def export_site(
         DatasetNotFound, DatasetCorrupt, …: the dataset cannot be opened.
         OSError: a file cannot be written.
     """
-    target = Path(out)
+    target = Path(os.path.realpath(out))  # "." and links have other names than their folders
     _check_target(target, overwrite=overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     source = Source(path)
@@ -93,9 +99,11 @@ def export_site(
         with source.opened() as dataset:
             n = _Site(staging, source, dataset).write(n_samples)
         staging.chmod(0o777 & ~_umask())
+        _check_target(target, overwrite=overwrite)  # its files may have changed meanwhile
         if target.exists():
-            shutil.rmtree(target)
-        staging.rename(target)
+            _replace(target, staging)
+        else:
+            staging.rename(target)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -108,16 +116,40 @@ def _check_target(target: Path, *, overwrite: bool) -> None:
     """Raise InvalidArgument if a folder is there, unless it is a site that may be replaced."""
     if not target.exists():
         return
-    try:
-        is_site = _STATIC_MODE in (target / "index.html").read_bytes()
-    except OSError:
-        is_site = False
-    if is_site and overwrite:
-        return
-    hint = "or replace it (--overwrite)" if is_site else "or remove it"
+    page, hint, other = target / "index.html", "or remove it", None
+    if page.is_file() and _STATIC_MODE in page.read_bytes():
+        other = _other_file(target)
+        if overwrite and other is None:
+            return
+        hint = "or replace it (--overwrite)"
+    if other is not None:
+        hint = f"or move {escaped(other)} out of it, which is no file of the site"
     raise shardio.InvalidArgument(
         f"{escaped(str(target))}: already exists: choose another folder, {hint}"
     )
+
+
+def _other_file(site: Path) -> str | None:
+    """Return the path of a file or link in the folder of a site that is not part of the site."""
+    for folder, folders, files in os.walk(site):
+        for name in (*files, *folders):
+            path = Path(folder, name)
+            place = path.relative_to(site).as_posix()
+            if path.is_symlink() or (name in files and not _SITE_FILE.fullmatch(place)):
+                return place
+    return None
+
+
+def _replace(target: Path, staging: Path) -> None:
+    """Put the site in `staging` in the place of the one in `target`, which is then removed."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    target.rename(aside)
+    try:
+        staging.rename(target)
+    except BaseException:
+        aside.rename(target)
+        raise
+    shutil.rmtree(aside)
 
 
 def _umask() -> int:
