@@ -24,9 +24,11 @@ from shardio_tools.view import app, overview
 from shardio_tools.view.epochs import EpochBatches
 from shardio_tools.view.marks import Marks
 from shardio_tools.view.source import Source
+from tests.loading import write_dataset
 from tests.shards import flip
 from tests.tools.view.served import (
     CLASSES,
+    FIELDS,
     N_SHARDS,
     POST,
     SCRIPT,
@@ -698,6 +700,32 @@ def test_marks_are_removed_if_another_dataset_is_shown(tmp_path: Path) -> None:
         assert reload(client) == {"shown": 2, "newer": None}
         assert client.get("/api/marks").json()["n"] == 0
         assert len(listed(client)["rows"]) == 8
+
+
+def test_nothing_of_a_dataset_stays_if_another_has_the_same_generation(tmp_path: Path) -> None:
+    def asked() -> list[Any]:
+        counted = finished(client, "/api/statistics")
+        picture = client.get("/thumbnail/0/frames", params={"size": 64})
+        batch = client.get("/api/epoch", params={"batch_size": 4})
+        assert picture.status_code == 200
+        found = listed(client, sort="level")["rows"], listed(client, text="caption:blue")["rows"]
+        return [counted, picture.content, batch.json(), dataset_facts(client)["classes"], *found]
+
+    folder, other = make_dataset(tmp_path / "set"), tmp_path / "other"
+    write_dataset(
+        other, 8, 1, FIELDS, ({**sample(i), "frames": sample(9)["frames"]} for i in range(8))
+    )
+    publish_next(other, load(other), classes=("a", "b", "c"))
+    with viewing(other) as client:
+        expected = asked()
+    with viewing(folder) as client:
+        before = asked()
+        shutil.rmtree(folder)
+        other.rename(folder)
+        assert reload(client) == {"shown": 2, "newer": None}
+        after = asked()
+    assert [one == two for one, two in zip(after, expected, strict=True)] == [True] * 6
+    assert not any(one == two for one, two in zip(before, expected, strict=True))
 
 
 def test_a_newer_generation_that_cannot_be_read_is_not_announced(tmp_path: Path) -> None:

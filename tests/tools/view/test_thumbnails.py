@@ -129,7 +129,7 @@ def test_large_frames_are_decoded_one_by_one(
     thumbnails = Thumbnails()
     for n in (0, 1):
         thumbnails.frame(dataset, 0, "video", n, 512)
-    closed: Any = SimpleNamespace(generation=dataset.generation)
+    closed: Any = SimpleNamespace(lineage=dataset.lineage, generation=dataset.generation)
     assert thumbnails.frame(closed, 0, "video", 2, 512).media_type == "image/jpeg"
     with pytest.raises(AttributeError):
         thumbnails.frame(closed, 0, "video", 3, 512)
@@ -186,7 +186,7 @@ def test_a_thumbnail_shows_the_value(dataset: shardio.ShardDataset) -> None:
 def test_a_second_request_does_not_read_the_dataset(dataset: shardio.ShardDataset) -> None:
     thumbnails = Thumbnails()
     first = thumbnails.get(dataset, 0, "image", 128)
-    closed: Any = SimpleNamespace(generation=dataset.generation)
+    closed: Any = SimpleNamespace(lineage=dataset.lineage, generation=dataset.generation)
     assert thumbnails.get(closed, 0, "image", 128) is first
     with pytest.raises(AttributeError, match="schema"):
         thumbnails.get(closed, 0, "image", 256)

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 import shardio
 from shardio import InvalidArgument
+from shardio.errors import DatasetConflict
 from shardio_tools.view import rows
 from shardio_tools.view.epochs import EpochBatches
 from shardio_tools.view.jobs import Jobs, in_own_thread
@@ -40,7 +41,7 @@ from shardio_tools.view.responses import (
 from shardio_tools.view.samples import describe_sample
 from shardio_tools.view.searches import Listing, Queries
 from shardio_tools.view.series import MAX_POINTS, heatmap, series
-from shardio_tools.view.source import Source, row_change
+from shardio_tools.view.source import Source, row_change, version_of
 from shardio_tools.view.stored import parse_count
 from shardio_tools.view.thumbnails import MAX_FRAME_SIDE, MAX_SIDE, MIN_SIDE, Thumbnails
 from shardio_tools.view.verification import Verification
@@ -194,13 +195,15 @@ def _listing(viewer: ViewerState, request: Request) -> Listing:
 def _rows(viewer: ViewerState, request: Request) -> Any:
     start = parse_count(request.query_params.get("start"), "start", 0, 1 << 48, 0)
     count = parse_count(request.query_params.get("count"), "count", 1, _MAX_ROWS, 100)
-    found = _listing(viewer, request)
+    shown, found = viewer.source.required(), _listing(viewer, request)
     found.wait(start + count, _WAIT_S)
     is_complete, n = found.is_complete, found.n
     if is_complete and found.has_failed:
         raise InvalidArgument(found.text)
     chosen = found.rows(start, start + count)
     with viewer.source.borrow() as dataset:
+        if row_change(shown, dataset) == "changed":
+            raise DatasetConflict(f"{viewer.source.path}: another dataset was written here")
         described = _describe_rows(viewer, dataset, chosen, range(start, start + len(chosen)))
         n_total = len(dataset)
     return {
@@ -256,7 +259,7 @@ def _picture(
 ) -> Response:
     """Return a picture; 304 if the browser has it from this generation of this dataset."""
     shown = viewer.source.required()
-    etag = f'"{shown.lineage}-{shown.generation}-{shardio.__version__}"'
+    etag = f'"{version_of(shown)}-{shardio.__version__}"'
     headers = {"cache-control": "private, no-cache", "etag": etag}
     if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)

@@ -20,6 +20,7 @@ import shardio
 from shardio._base.progress import counted
 from shardio.media import fit, preview_pixels, to_jpeg
 from shardio_tools.view.rows import class_field, class_name
+from shardio_tools.view.source import version_of
 from shardio_tools.view.stored import (
     READ_ERRORS,
     parse_count,
@@ -164,7 +165,7 @@ class EpochBatches:
             raise shardio.InvalidArgument(
                 f"shuffle is one of {', '.join(SHUFFLES)}; found {shuffle!r:.80}"
             )
-        options = dataset.generation, size, seed, shuffle, weights
+        options = version_of(dataset), size, seed, shuffle, weights
         if options != self._options:
             self._forget_loader()
             self._loader, self._options = _plain_loader(dataset, *options[1:]), options

@@ -15,7 +15,7 @@ from shardio_tools.output import decode_names, format_count
 from shardio_tools.view.jobs import Job, Jobs
 from shardio_tools.view.queries import number_fields
 from shardio_tools.view.rows import class_field
-from shardio_tools.view.source import Source
+from shardio_tools.view.source import Source, version_of
 from shardio_tools.view.statistics import column_bytes, count_classes, count_fields
 from shardio_tools.view.stored import READ_ERRORS
 
@@ -81,7 +81,7 @@ class Overview:
 
     def _history(self, dataset: shardio.ShardDataset) -> dict[str, Any]:
         """Return generations and the conversion; `pending` is True while they are being read."""
-        kind = f"history of {dataset.generation}"
+        kind = f"history of {version_of(dataset)}"
         job = self._jobs.get(kind) or self._jobs.start(
             kind, lambda job: _read_history(self._source, dataset)
         )
@@ -143,7 +143,7 @@ class Overview:
             with self._source.opened() as copy:
                 return count_classes(copy, rows, job.report)
 
-        kind = f"classes of {dataset.generation} {subset}"
+        kind = f"classes of {version_of(dataset)} {subset}"
         job = self._jobs.get(kind) or self._jobs.start(kind, count)
         job.wait(_WAIT_S)
         return {"state": job.state, "classes": job.result or []}
@@ -175,7 +175,7 @@ _NOTHING: Final[dict[str, Any]] = {
 
 
 def _statistics_of(dataset: shardio.ShardDataset) -> str:
-    return f"statistics of {dataset.generation}"
+    return f"statistics of {version_of(dataset)}"
 
 
 def _kept_fields(dataset: shardio.ShardDataset) -> Mapping[str, Any]:

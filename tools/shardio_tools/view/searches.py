@@ -9,7 +9,7 @@ from typing import Final
 
 from shardio_tools.view.jobs import Turns
 from shardio_tools.view.queries import Filter, MatchedRows, Scan
-from shardio_tools.view.source import Source
+from shardio_tools.view.source import Source, version_of
 
 _N_KEPT: Final = 4
 _N_RUNNING: Final = 2
@@ -23,7 +23,7 @@ _CLOSED_S: Final = 90.0
 background ask once a minute.
 """
 
-Key = tuple[int, Filter]
+Key = tuple[str, Filter]
 
 
 class QueuedScan(MatchedRows):
@@ -96,7 +96,7 @@ class Queries:
             subset = wanted.subset
             found = None if subset is None else self._source.subset_rows(subset)
             return MatchedRows(len(dataset), found)
-        key = dataset.generation, wanted
+        key = version_of(dataset), wanted
         with self._lock:
             for other, each in self._kept.items():
                 if other != key:

@@ -41,6 +41,11 @@ def row_change(before: shardio.ShardDataset, after: shardio.ShardDataset) -> Row
     return "appended" if n_more else "same"
 
 
+def version_of(dataset: shardio.ShardDataset) -> str:
+    """Return a key of a generation; datasets that replace one another have equal numbers."""
+    return f"{dataset.lineage}-{dataset.generation}"
+
+
 class Source:
     """A dataset, and a bounded pool of copies of it, because a dataset is not thread-safe.
 
@@ -55,7 +60,7 @@ class Source:
         self._slots = threading.BoundedSemaphore(_N_OPEN)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._subsets: dict[tuple[int, str], Any] = {}
+        self._subsets: dict[tuple[str, str], Any] = {}
         self._subsets_lock = threading.Lock()
         self._before: shardio.ShardDataset | None = None
         self._newer: dict[str, Any] | None = None
@@ -183,8 +188,8 @@ class Source:
 
     def _give_back(self, lent: shardio.ShardDataset) -> None:
         with self._lock:
-            shown = self.dataset
-            if not self._is_closed and shown is not None and lent.generation == shown.generation:
+            shown = None if self._is_closed else self.dataset
+            if shown is not None and version_of(lent) == version_of(shown):
                 self._free.append(lent)
                 return
         lent.close()
@@ -196,7 +201,7 @@ class Source:
             InvalidArgument: there is no such subset.
         """
         dataset = self.required()
-        key = dataset.generation, name
+        key = version_of(dataset), name
         with self._subsets_lock:
             if key not in self._subsets:
                 with dataset.subset(name) as part:

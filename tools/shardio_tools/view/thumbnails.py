@@ -25,6 +25,7 @@ from shardio.media import (
 )
 from shardio_tools.inspect.frames import within
 from shardio_tools.view.series import heatmap, series
+from shardio_tools.view.source import version_of
 from shardio_tools.view.stored import (
     StoredArray,
     check_pixels,
@@ -115,7 +116,7 @@ class Thumbnails:
             ShardCorrupt, MediaError, …: the value is damaged.
         """
         _check_size(size, MAX_SIDE)
-        key = (dataset.generation, row, field, size)
+        key = (version_of(dataset), row, field, size)
         return self._cached(key, lambda: _thumbnail(dataset, row, field, size))
 
     def frame(self, dataset: Any, row: int, field: str, frame: int, size: int) -> Picture:
@@ -130,7 +131,7 @@ class Thumbnails:
             ShardCorrupt, MediaError, …: the value is damaged.
         """
         _check_size(size, MAX_FRAME_SIDE)
-        key = (dataset.generation, row, field, size)
+        key = (version_of(dataset), row, field, size)
         found = self._cache.get((*key, frame))
         if found is not None:
             return found
