@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import threading
@@ -700,6 +701,23 @@ def test_marks_are_removed_if_another_dataset_is_shown(tmp_path: Path) -> None:
         assert reload(client) == {"shown": 2, "newer": None}
         assert client.get("/api/marks").json()["n"] == 0
         assert len(listed(client)["rows"]) == 8
+
+
+def test_a_generation_shown_meanwhile_is_not_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, compare = make_dataset(tmp_path / "set"), Source._read_newer
+
+    def compare_late(source: Source, shown: Any) -> Any:
+        found = compare(source, shown)
+        if source.dataset is shown:
+            source.reload()
+        return found
+
+    with contextlib.closing(Source(str(folder))) as source:
+        add_subset(folder, "few", [1])
+        monkeypatch.setattr(Source, "_read_newer", compare_late)
+        assert source.newer() is source.newer() is None
 
 
 def test_nothing_of_a_dataset_stays_if_another_has_the_same_generation(tmp_path: Path) -> None:

@@ -115,9 +115,15 @@ class Source:
             published = self._version()
         except OSError:
             return None
-        if published != self._looked_at:
-            self._newer, self._looked_at = self._read_newer(self.dataset), published
-        return self._newer
+        with self._lock:
+            shown = self.dataset
+            if published == self._looked_at:
+                return self._newer
+        newer = self._read_newer(shown)
+        with self._lock:
+            if shown is self.dataset:  # else it was compared with a generation of the past
+                self._newer, self._looked_at = newer, published
+            return self._newer
 
     def _version(self) -> object:
         """Return a value that changes if a generation is published; in a store, each minute."""
