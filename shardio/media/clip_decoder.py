@@ -19,6 +19,7 @@ from shardio.format.types.streams import (
     EncodedStream,
     PacketFlag,
     Packets,
+    broken_rule,
     packet_flags,
     packet_sizes,
     planes_error,
@@ -192,8 +193,7 @@ def _check_outputs(
 
 def _check_planes(stream: EncodedStream) -> None:
     if wrong := planes_error(stream.packets, stream.width, stream.height):
-        what, expected, found = wrong
-        raise MediaError(f"{what}: expected {expected}, found {found}")
+        raise MediaError(broken_rule(*wrong))
 
 
 class _OpenStream:

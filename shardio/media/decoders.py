@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from shardio.errors import MediaError, ShardCorrupt
-from shardio.format.types.streams import unpack_planes
+from shardio.format.types.streams import broken_rule, unpack_planes
 from shardio.media.container import make_strict
 from shardio.media.pixels import Pixels
 
@@ -166,9 +166,8 @@ def decode_planes(
         try:
             found = np.frombuffer(unpack_planes(packet, n_bytes), np.uint8).reshape(shape)
         except ShardCorrupt as error:
-            numbers = f"expected {error.expected}, found {error.found}"
-            what = f"packet {first + i} of planes: {error.what}: {numbers}"
-            raise MediaError(what) from error
+            what = broken_rule(error.what, error.expected, error.found)
+            raise MediaError(f"packet {first + i} of planes: {what}") from error
         picture = found if is_key[i] else found + picture
         yield picture
 

@@ -420,8 +420,12 @@ def planes_bytes(width: int, height: int) -> int:
 def _check_planes(name: str, stream: EncodedStream, data: bytes | memoryview) -> None:
     """Raise SchemaError if a user's stream of planes is invalid."""
     if wrong := planes_error(stream.packets, stream.width, stream.height, data):
-        what, expected, found = wrong
-        raise SchemaError(f"field {name!r}: {what}: expected {expected}, found {found}")
+        raise SchemaError(f"field {name!r}: {broken_rule(*wrong)}")
+
+
+def broken_rule(what: str, expected: Any, found: Any) -> str:
+    """Return the text of an error about planes; `expected` is None where there is no number."""
+    return what if expected is None else f"{what}: expected {expected}, found {found}"
 
 
 def planes_error(
