@@ -28,6 +28,11 @@ from shardio.errors import (
 AZURE: Final = ("az", "azure", "adl", "abfs", "abfss")
 SCHEMES: Final = ("s3", "s3a", "gs", *AZURE, "http", "https")
 _SCHEME: Final = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]+)://")
+_CLIENT_OPTIONS: Final = re.compile(
+    "allow_http|allow_invalid_certificates|http[12]_.*|pool_.*|proxy_.*|(connect_|read_)?timeout|"
+    "default_(content_type|headers)|randomize_addresses|root_certificate|user_agent"
+)
+"""The names of options that obstore panics at unless they are in `client_options`."""
 CACHE_VARIABLE: Final = "SHARDIO_CACHE"
 """The environment variable that names the folder of the cache."""
 
@@ -326,6 +331,11 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     endpoint = endpoint_of(options)
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise InvalidArgument(f"{url}: the endpoint must begin with http:// or https://")
+    for name in filter(_CLIENT_OPTIONS.fullmatch, options):
+        raise InvalidArgument(
+            f"{url}: {name} is an option of the client: write "
+            f"storage_options={{'client_options': {{{name!r}: …}}, …}}"
+        )
     given, timeout = dict(options), timedelta(seconds=REQUEST_TIMEOUT_S)
     allows_http = url.startswith("http://") or endpoint.startswith("http://")
     client: dict[str, Any] = {"timeout": timeout, "allow_http": allows_http}

@@ -425,6 +425,8 @@ def test_a_url_that_may_have_a_secret_is_refused_and_not_shown() -> None:
         ({"aws_colour": "a secret word"}, "aws_colour"),
         ({"aws_endpoint": "localhost:9000"}, "endpoint must begin with http://"),
         ({"deadline_s": 0}, "must be a number of seconds above 0; found 0"),
+        ({"allow_http": "a secret word"}, "'client_options': {'allow_http': …}"),
+        ({"timeout": "a secret word"}, "timeout is an option of the client"),
     ],
 )
 def test_invalid_option_is_named(store: Scene, options: dict[str, Any], text: str) -> None:
