@@ -250,8 +250,8 @@ def merge(
             True to show a bar on standard error, as `shardio.convert` does.
 
     Raises:
-        InvalidArgument: there is no source, the fields or classes of the sources do not match, or
-            `out` lies in a dataset or contains a source.
+        InvalidArgument: there is no source, the fields, classes or units of times of the sources do
+            not match, or `out` lies in a dataset or contains a source.
         DatasetNotFound: a source is not a dataset.
         DatasetCorrupt: a source is damaged. Repair the source first.
         DatasetExists: `out` is not empty.
