@@ -203,7 +203,7 @@ class _OpenStream:
         self.is_planes = self.codec == PLANES
         if self.is_planes:
             _check_planes(stream)
-            parameters = {"codec": PLANES}  # nothing else describes planes
+            parameters = {"codec": PLANES}  # the others have no effect on planes
         self.stream = stream  # kept alive, because the caches use its id() as their key
         self.table = FrameTable(stream.packets, stream.n_frames)
         self.decoder_key = decoder_key(parameters, extradata)
@@ -216,7 +216,7 @@ class _OpenStream:
 class _OpenDecoder:
     """A decoder of the stream `opened`, and of any other stream that has an equal `decoder_key`."""
 
-    codec: VideoCodecContext  # planes need none
+    codec: VideoCodecContext  # not set for planes, which need no decoder
 
     def __init__(self, opened: _OpenStream) -> None:
         if not opened.is_planes:

@@ -1,4 +1,4 @@
-"""Open decoders from the parameters of a stream, without its container; unpack planes.
+"""Open decoders from the parameters of a stream, without its container; decode planes.
 
 Decoders use one thread, and all damage that they detect is an error. An unknown codec
 or an invalid parameter causes a MediaError, because parameters come from files.
@@ -157,9 +157,13 @@ def numbered_packet(
 def decode_planes(
     packets: Sequence[memoryview], is_key: Sequence[bool], shape: tuple[int, int], first: int
 ) -> Iterator[Pixels]:
-    """Yield the pictures, of `shape`, in packets of planes, the first of which is a keyframe.
+    """Yield the picture of each packet of planes; the first packet must be a keyframe.
 
-    Pictures may be read-only. `first` is the index of the first packet, for errors.
+    Pictures are uint8 of `shape`, and may be read-only. `first` is the index of the first packet,
+    for errors.
+
+    Raises:
+        MediaError: a packet cannot be decompressed to a picture of `shape`.
     """
     picture, n_bytes = np.empty(shape, np.uint8), math.prod(shape)
     for i, packet in enumerate(packets):

@@ -1,6 +1,6 @@
 """Encode frames for random access: the groups of pictures are short, closed, and easy to decode.
 
-`PlanesEncoder` changes no pixel; the other encoders lose detail.
+`PlanesEncoder` is lossless; the other encoders are lossy.
 
 In H.264, up to three of every four frames are needed by no other frame, so that decoding a clip can
 leave them out. Encoders use one thread, because the same frames then always give the same bytes.
@@ -311,16 +311,17 @@ class JpegEncoder:
 
 
 PLANES_CODECS: Final = ("zstd", "raw")
-"""The codecs of `PlanesEncoder`: compressed with zstd, or as they are."""
+"""The values of `codec` for `PlanesEncoder`: packets are compressed with zstd, or not at all."""
 
 
 class PlanesEncoder:
-    """A writer of frames to a stream of their 4:2:0 planes, without loss.
+    """A lossless encoder of frames to a stream of their 4:2:0 planes.
 
-    Every `gop`-th frame is a keyframe; the others are stored as differences to the frame before.
-    Frames are compressed with zstd unless `codec` is "raw".
+    Every `gop`-th frame is a keyframe; of the others, the difference from the frame before is
+    stored. Packets are compressed with zstd unless `codec` is "raw".
 
-    Raises InvalidArgument if an argument is invalid.
+    Raises:
+        InvalidArgument: an argument is invalid.
     """
 
     def __init__(
@@ -338,9 +339,9 @@ class PlanesEncoder:
         self._latest = np.empty(0, np.uint8)
 
     def add(self, time: int, picture: Pixels) -> None:
-        """Add the next frame, uint8 of (height * 3 / 2, width), shown from the tick `time` on.
+        """Encode the next frame, uint8 of (height * 3 / 2, width), shown from the tick `time` on.
 
-        Y is above, and U and V are side by side below Y.
+        Y is above, and U and V are side by side below Y. `time` must rise in each call.
         """
         width, height = self._size
         if picture.dtype != np.uint8 or picture.shape != (height * 3 // 2, width):

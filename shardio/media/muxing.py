@@ -1,8 +1,8 @@
 """Mux the packets of a stream into a file that players open, and verify the file by demuxing it.
 
 The packets are not changed, except that a length replaces the start code before each unit of H.264
-and HEVC if the container requires this. No container stores packets of planes: their pictures are
-encoded without loss.
+and HEVC if the container requires this. No container can hold planes, so their pictures are encoded
+losslessly.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def mux(stream: EncodedStream) -> MuxedStream:
 
     PCM may be cut into other packets. All times of an audio stream may be shifted. All times of a
     video may be shifted so that it begins at 0: few containers can store times before 0.
-    Planes are encoded with FFV1: the packets of the file are others, and their pictures the same.
+    Planes are encoded losslessly with FFV1: the file has other packets, but the same pictures.
 
     Raises:
         MediaError: no container can store the stream unchanged; the message has the reasons.

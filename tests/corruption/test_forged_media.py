@@ -229,7 +229,7 @@ def flags(number: int, value: int) -> Change:
 
 
 def bytes_of(row: int, number: int, new: bytes) -> Change:
-    """Other bytes at the start of a packet of a video, which is long enough for them."""
+    """Return a change of the first bytes of a packet, which must not be shorter than `new`."""
 
     def change(forgery: Forgery) -> None:
         _, entry = forgery.entry("video", row)

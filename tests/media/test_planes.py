@@ -256,7 +256,7 @@ def test_damage_is_neither_decoded_nor_written(tmp_path: Path, damage: Damage, s
 
 
 def test_an_unpacked_bomb_takes_no_memory() -> None:
-    """A picture of 4 GB needs a packet of 128 KiB at least, and memory that its bytes justify."""
+    """A picture of 3 GiB needs a packet of at least 96 KiB, which justifies its memory."""
     bomb = replace(stored(planes(1)), width=1 << 16, height=1 << 15)
     with pytest.raises(MediaError, match="cannot hold a picture of 3221225472 bytes"):
         decoded(bomb, [0], (16, 16))

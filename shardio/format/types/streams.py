@@ -413,7 +413,7 @@ def required_by_codec(parameters: Mapping[str, Any]) -> Required:
 
 
 def planes_bytes(width: int, height: int) -> int:
-    """Return the size of a picture as 4:2:0 planes in bytes."""
+    """Return the number of bytes of a picture as 4:2:0 planes."""
     return width * height * 3 // 2
 
 
@@ -431,17 +431,17 @@ def broken_rule(what: str, expected: Any, found: Any) -> str:
 def planes_error(
     packets: Packets, width: int, height: int, data: bytes | memoryview | None = None
 ) -> tuple[str, Any, Any] | None:
-    """Return the rule that packets of planes break, what it expects and what is found; or None.
+    """Return why a stream of planes is invalid, the expected and the found value; None if valid.
 
-    `data` is all packets; if it is None, only the table is examined.
+    `data` is the bytes of all packets; if it is None, only the table of packets is checked.
     """
     if (width | height) & 1:
         odd = width if width & 1 else height
         return "the height or width of planes is odd", odd + 1, odd
     flags, sizes = packet_flags(packets), packet_sizes(packets)
-    allowed = np.full(len(packets), PacketFlag.KEY)
-    allowed[:1] = 0
-    wrong = np.flatnonzero((flags | allowed) != PacketFlag.KEY)
+    optional = np.full(len(packets), PacketFlag.KEY)
+    optional[:1] = 0  # the first packet must be a keyframe
+    wrong = np.flatnonzero((flags | optional) != PacketFlag.KEY)
     for number in wrong[:1].tolist():
         what = f"packet {number} of planes is hidden or disposable, or is the first and no keyframe"
         return what, int(PacketFlag.KEY), int(flags[number])
