@@ -23,6 +23,11 @@ _CONVERSIONS: Final = (
     (io.IOBase, "the bytes of the file, file.read()"),
 )
 """Types that no field holds, and what to return instead."""
+_DTYPE_HINTS: Final = {
+    **dict.fromkeys("SU", "; return a list of str"),
+    **dict.fromkeys("mM", "; return integers, value.astype('int64')"),
+}
+"""For kinds of dtypes that no field holds, what to return instead."""
 _SHAPES_HINT: Final = '; collate="pad", "ragged" or "list" takes arrays of different shapes'
 _SIZES_HINT: Final = (
     ". Pictures are stacked if the transform gives them one size, such as "
@@ -115,16 +120,9 @@ def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
 def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -> Array:
     dtype = "bfloat16" if is_bfloat16_bits(value.dtype) else value.dtype.name
     if dtype not in DTYPES:
-        times = "; return integers, value.astype('int64')"
-        hint = {
-            "S": "; return a list of str",
-            "U": "; return a list of str",
-            "m": times,
-            "M": times,
-        }
+        hint = _DTYPE_HINTS.get(value.dtype.kind, "")
         raise SchemaError(
-            f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}"
-            f"{hint.get(value.dtype.kind, '')}"
+            f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}{hint}"
         )
     shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
     if known := source.array if source else None:

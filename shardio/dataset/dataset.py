@@ -212,7 +212,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     ) -> dict[str, Any]:
         """Return the fields `names` (by default all) of the sample at `row` of a shard."""
         chosen = self.schema if names is None else names
-        if not -(n := self.files.n_shards) <= shard < n:
+        n = self.files.n_shards
+        if not -n <= shard < n:
             raise IndexError(f"{self.path}: shard {shard} of {n}; for sample i, write dataset[i]")
         return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
 

@@ -241,17 +241,17 @@ def check_shard_bytes(shard_bytes: object) -> None:
         raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")
 
 
-@refuses(
-    {"columns": "write schema=shardio.Schema({…})", "compression": "write it as codec= of a field"}
-    | {
-        name: f"write shardio.convert(samples, path, schema=schema, {option}=True)"
-        for option, names in (
-            ("append", ("append", "mode")),
-            ("overwrite", ("exist_ok", "force", "overwrite", "replace")),
-        )
-        for name in names
-    }
-)
+_CONVERT: Final = "write shardio.convert(samples, path, schema=schema, {}=True)"
+_ADVICE: Final = {
+    "columns": "write schema=shardio.Schema({…})",
+    "compression": "write it as codec= of a field",
+    **dict.fromkeys(("append", "mode"), _CONVERT.format("append")),
+    **dict.fromkeys(("exist_ok", "force", "overwrite", "replace"), _CONVERT.format("overwrite")),
+}
+"""Options of other libraries' writers, and what to write instead."""
+
+
+@refuses(_ADVICE)
 class DatasetWriter(SampleWriter):
     """A writer of a new dataset. It writes shard after shard, and `close` publishes the dataset.
 

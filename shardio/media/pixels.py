@@ -273,7 +273,6 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
     return frame.format.name in _PLANAR_FORMATS
 
 
-def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Pixels:
-    """Return a view of a plane: `height` rows of `n_bytes` bytes, beginning at `top` and `left`."""
-    stride = plane.line_size
-    return np.ndarray((height, n_bytes), np.uint8, plane, top * stride + left, (stride, 1))
+def plane_rows(plane: Any, height: int, n_bytes: int) -> Pixels:
+    """Return a view of the first `height` rows of a plane, as rows of `n_bytes` bytes."""
+    return np.ndarray((height, n_bytes), np.uint8, plane, 0, (plane.line_size, 1))

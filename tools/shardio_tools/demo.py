@@ -457,7 +457,8 @@ def _conclusion(report: DemoReport) -> Iterator[Element]:
         f"{scope}"
     )
     step_ms = 1000 * report.step_s
-    step = f"{step_ms:{',.0f' if step_ms >= 100 else '.3g'}} ms a step"
+    digits = ",.0f" if step_ms >= 100 else ".3g"
+    step = f"{step_ms:{digits}} ms a step"
     if report.waiting_share > WAITS:
         yield Cell(
             f"the network is small ({step}), so decoding sets the pace: clips/s depend on the CPUs "
