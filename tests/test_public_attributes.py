@@ -220,7 +220,7 @@ OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "or": ("batch", lambda batch: batch | {"y": 1}, "write {**batch, name: value}"),
     "of a dict": ("batch", lambda batch: {"y": 1} | batch, "write {**batch, name: value}"),
     "del": ("batch", lambda batch: batch.__delitem__("x"), "write {**batch, name: value}"),
-    "array": ("batch", np.asarray, "a batch is a mapping of names, and not an array: write batch["),
+    "array": ("batch", np.asarray, "a batch is a mapping of names, not an array: write batch["),
     "float": ("dataset", lambda dataset: dataset[1.5], "found 1.5: round it"),
     "whole": ("dataset", lambda dataset: dataset[1.0], "found 1.0: write dataset[1]"),
     "field": (

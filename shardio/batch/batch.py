@@ -149,7 +149,7 @@ class Batch(Mapping[str, Value_co], Listed):
         def __array__(self, *_: object, **__: object) -> NoReturn:
             # NumPy and pandas would make an array or a data frame of the names.
             raise TypeError(
-                "a batch is a mapping of names, and not an array: write batch[name], or "
+                "a batch is a mapping of names, not an array: write batch[name], or "
                 "pandas.DataFrame(dict(batch)) for a data frame"
             )
 

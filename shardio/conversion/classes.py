@@ -174,7 +174,7 @@ def check_label_field(schema: Schema) -> None:
     if label is None or label.shape or np.dtype(label.numpy).kind not in "iu":
         found = f"{schema['label']}" if "label" in schema else f"the fields {', '.join(schema)}"
         raise InvalidArgument(
-            "classes: are the names of the integers in the field 'label', counted from 0; found "
+            "classes are the names of the integers in the field 'label', counted from 0; found "
             f"{found}"
         )
 

@@ -113,7 +113,7 @@ def object_column(
         if merged is None:
             raise InvalidArgument(
                 f"column {name!r}, row {row}: found {_type_name(found)}, "
-                f"expected {_type_name(known)} as in the rows before; convert the "
+                f"expected {_type_name(known)} as in earlier rows; convert the "
                 "column to one type, for example to text with .astype(str)"
             )
         known = merged

@@ -39,7 +39,7 @@ class SamplePart(NamedTuple):
     """Samples of one subset; `subset` is "" for no subset.
 
     `schema` is a schema that can store the samples; None to infer it from the first sample.
-    `classes` are the class names of the field `label`, and `units` are the units of times.
+    `classes` are the class names of the field `label`; `units` maps fields of times to their units.
     """
 
     samples: Iterable[Mapping[str, Any]]
@@ -105,7 +105,8 @@ class _SampleRun:
     """One run that writes samples; `is_inferred` is True for the schema of the first sample.
 
     If the caller gives the names of the classes, labels must be less than `n_labels`, their number.
-    A new dataset records `units` among the options of its converter, as that of Arrow files does.
+    A new dataset records `units` where a conversion of Arrow files records them: among the options
+    of its converter.
     """
 
     rows: Rows
@@ -133,8 +134,8 @@ class _SampleRun:
             latest = None if base is None else rebase(base, Path(folder))
             if not self.n_samples:
                 return latest, latest
-            options = {"options": {"units": self.units}} if self.units else {}
-            details: dict[str, Any] = {"classes": self.classes, "converter": options}
+            converter = {"options": {"units": self.units}} if self.units else {}
+            details: dict[str, Any] = {"classes": self.classes, "converter": converter}
             if latest is not None:
                 output.set_previous(latest)
                 details = {
@@ -205,7 +206,7 @@ def _merge_units(parts: Sequence[SamplePart], base: Generation | None, out: str)
         for name, unit in part.units.items():
             if units.setdefault(name, unit) != unit:
                 raise InvalidArgument(
-                    f"{out}: column {name!r}: expected {units[name]} as in the rows before, found "
+                    f"{out}: column {name!r}: expected {units[name]} as in earlier rows, found "
                     f"{unit}; convert the column first"
                 )
     return units

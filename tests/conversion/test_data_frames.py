@@ -404,7 +404,7 @@ def test_a_dataset_records_the_units_of_times(kind: str, tmp_path: Path) -> None
 def test_an_append_with_another_unit_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame({"when": pd.to_datetime(["2020-01-01"]).as_unit("us")})
     shardio.convert(frame, tmp_path / "out")
-    said = r"column 'when': expected timestamp\[us\] as in the rows before, found timestamp\[s\]"
+    said = r"column 'when': expected timestamp\[us\] as in earlier rows, found timestamp\[s\]"
     with pytest.raises(InvalidArgument, match=said):
         shardio.convert(frame.astype("datetime64[s]"), tmp_path / "out", append=True)
     assert shardio.convert(frame, tmp_path / "out", append=True).n_samples_before == 1

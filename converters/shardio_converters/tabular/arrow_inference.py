@@ -179,7 +179,7 @@ def frame_columns(table: pa.Table, read: ReadRows | None = None) -> Iterator[Fra
 
 
 def _categorical_label(table: pa.Table) -> FrameColumn | None:
-    """Return a column of categories that are text as the numbers of classes; None for others."""
+    """Return a column of text categories as a column of class numbers; None for other columns."""
     if not types.is_dictionary(table.field(0).type):
         return None
     array = table.column(0).combine_chunks()

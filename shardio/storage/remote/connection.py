@@ -120,9 +120,9 @@ def is_url(place: str) -> bool:
 
 
 def pop_deadline(options: dict[str, Any]) -> float | None:
-    """Remove the deadline from options; return it, or else that of the environment, in seconds.
+    """Remove `deadline_s` from options; return its value, or else that of SHARDIO_DEADLINE_S.
 
-    Return None if neither has one. Raise InvalidArgument unless it is a number above 0.
+    Return None if neither is set. Raise InvalidArgument unless the value is a number above 0.
     """
     name, given = "storage_options['deadline_s']", options.pop("deadline_s", None)
     if given is None and (text := os.environ.get(DEADLINE_VARIABLE)):
