@@ -199,7 +199,7 @@ def row_index(name: str, index: Any, several: str) -> int:
     """Return the index of a sample as an int.
 
     Raises TypeError if `index` is not an integer. The message names the indexed object, `name`, and
-    the call that takes several indices, `several`. If `index` has the names of fields, the message
+    the call that takes several indices, `several`. If `index` contains names of fields, the message
     shows how to read their values instead.
     """
     try:

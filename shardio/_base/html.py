@@ -25,6 +25,7 @@ _PADDING: Final = "padding:1px 14px 1px 0"
 _MUTED: Final = "opacity:.65"
 _POINT: Final = "\N{PUNCTUATION SPACE}"
 _DIGIT: Final = "\N{FIGURE SPACE}"
+"""Spaces as wide as a decimal point and as a digit."""
 
 
 def escaped(value: object, max_length: int = 60) -> str:
@@ -70,8 +71,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], n_rows: int) 
     """Return a table of the first rows, and the number of the others; "" without any rows.
 
     `n_rows` is the number of all rows; at most 20 are read from `rows`. A cell is a text, a number
-    or a list of numbers. Numbers are aligned at the point, lists of numbers right; columns of empty
-    texts are left out.
+    or a list of numbers. Numbers are aligned at the decimal point, lists of numbers right; columns
+    of empty texts are left out.
     """
     if not n_rows:
         return ""
@@ -141,7 +142,7 @@ def pictures(shown: Iterable[tuple[bytes | None, object]]) -> str:
 
 
 def _texts(column: Sequence[object]) -> list[str]:
-    """Return the escaped texts of a column, with spaces behind numbers that align their points."""
+    """Return the escaped texts of a column; spaces after numbers align their decimal points."""
     texts = [escaped(cell if isinstance(cell, str) else format_number(cell)) for cell in column]
     if any(isinstance(cell, list) for cell in column):
         return texts

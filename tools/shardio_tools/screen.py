@@ -177,7 +177,7 @@ def _visible_rows(table: Table) -> tuple[list[Sequence[str]], int]:
 
 
 def _align_points(cells: Sequence[str], width: int) -> list[str]:
-    """Pad numbers on both sides, to at least `width` characters, so that their points line up."""
+    """Pad numbers on both sides, to at least `width` characters, so that their points align."""
     lengths = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
     longest = max(lengths, default=0)
     padded = [cell + " " * (longest - n) for cell, n in zip(cells, lengths, strict=True)]
