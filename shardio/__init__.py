@@ -130,8 +130,7 @@ _ADVICE = {
     ),
     **dict.fromkeys(
         ("DatasetFolder", "ImageFolder", "VideoFolder")
-        + tuple(f"from_{kind}" for kind in ("dict", "folder", "generator", "list", "pandas"))
-        + ("build", "create"),
+        + tuple(f"from_{kind}" for kind in ("dict", "folder", "generator", "list", "pandas")),
         "write shardio.convert(source, path), then shardio.open(path)",
     ),
     **dict.fromkeys(
@@ -157,12 +156,7 @@ _ADVICE = {
     ),
     **dict.fromkeys(("info", "inspect"), "show shardio.open(path), or run `shardio inspect`"),
     **dict.fromkeys(("show", "view"), "write shardio.open(path).show(), or run `shardio view`"),
-    **dict.fromkeys(
-        ("manual_seed", "seed_everything", "set_seed"), "pass seed= to shardio.ShardLoader"
-    ),
-    **dict.fromkeys(("collate", "default_collate"), "pass collate= to shardio.ShardLoader"),
-    "JSON": "write shardio.Json()",
-    **dict.fromkeys(("Int", "Int64", "Scalar"), 'write shardio.Array("int64")'),
+    "Scalar": 'write shardio.Array("int64")',
     "WeightedRandomSampler": "write shardio.WeightedSampler(weights)",
     **{
         name: f"write shardio.maintenance.{name}"

@@ -101,7 +101,7 @@ class LoaderStats:
 
         def __getattr__(self, name: str) -> Any:
             rate = "write stats.latest.n_samples / stats.latest.elapsed_s"
-            advice = dict.fromkeys(("rate", "samples_per_s", "samples_per_second", "speed"), rate)
+            advice = dict.fromkeys(("samples_per_s", "samples_per_second"), rate)
             if name[:1] != "_" and hasattr(LoadingStats, name):
                 advice = {name: f"write stats.latest.{name}, or stats.total.{name}"}
             return missing_attribute(self, name, advice)

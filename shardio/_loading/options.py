@@ -83,8 +83,7 @@ LOADER_ADVICE: Final = {
     **dict.fromkeys(("length", "n_batches", "num_batches", "steps_per_epoch"), "write len(loader)"),
     "filter": "pass shardio.open(path).select(lambda columns: …, fields=[…])",
     "repeat": "every `for` loop over the loader is one epoch",
-    **dict.fromkeys(("get_batch", "next", "peek"), "write next(iter(loader))"),
-    "save": "write json.dump(loader.state_dict(), file)",
+    **dict.fromkeys(("get_batch", "next"), "write next(iter(loader))"),
     "num_workers": "loader.stats().n_workers is the number of workers",
     **dict.fromkeys(
         ("batch_sampler", "sampler"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -18,9 +17,7 @@ _NUMBERS: Final = np.ndarray | np.generic | bool | int | float
 _ARRAYS: Final = (np.ndarray, np.generic)
 _CONVERSIONS: Final = (
     (os.PathLike, "str(path)"),
-    (complex, "its real and imaginary parts, [x.real, x.imag]"),
     ((frozenset, range, set), "list(x)"),
-    (io.IOBase, "the bytes of the file, file.read()"),
 )
 """Types that no field holds, and what to return instead."""
 _DTYPE_HINTS: Final = {

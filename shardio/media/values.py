@@ -108,12 +108,12 @@ _VIDEO_ADVICE: Final = {
     "__array_interface__": "write video.to_pil(frame), an image of Pillow",
     **dict.fromkeys(("frames", "numpy", "read", "to_numpy"), "write video.decode()"),
     **dict.fromkeys(
-        ("frame", "get_batch", "get_frame", "get_frame_at", "get_frames_at"), f"write {_BY_INDEX}"
+        ("get_batch", "get_frame", "get_frame_at", "get_frames_at"), f"write {_BY_INDEX}"
     ),
     "dtype": "decoded frames are uint8: write video.decode()",
     "fps": "write video.n_frames / float(video.duration * video.time_base)",
-    **dict.fromkeys(("length", "num_frames"), "write video.n_frames"),
-    **dict.fromkeys(("duration_s", "seconds"), "write float(video.duration * video.time_base)"),
+    "num_frames": "write video.n_frames",
+    "duration_s": "write float(video.duration * video.time_base)",
     "shape": "write (video.n_frames, video.height, video.width, 3), or video.decode().shape",
 }
 

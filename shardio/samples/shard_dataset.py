@@ -32,7 +32,7 @@ _ADVICE: Final = {
     "mode": "a dataset is opened to read; shardio.DatasetWriter writes one",
     "split": 'write subset="train", the name of a subset',
     "train": 'write subset="train" or another subset of dataset.subsets',
-    **dict.fromkeys(("lazy", "streaming"), "samples are read when they are needed"),
+    "streaming": "samples are read when they are needed",
     **dict.fromkeys(
         ("batch_size", "device", "fields", "num_workers", "output", "shuffle", "transform"),
         "pass it to shardio.ShardLoader",

@@ -71,13 +71,14 @@ _ATTRIBUTE_ADVICE: Final = {
         ("export", "to_csv", "to_json", "to_parquet"),
         'write shardio.export.export(dataset, out, "parquet"), or "files" for JSON Lines',
     ),
-    **dict.fromkeys(("first", "get_item", "iloc", "loc"), "write {0}[i]"),
+    **dict.fromkeys(("get_item", "iloc", "loc"), "write {0}[i]"),
     "head": "write {0}[:n]",
     "tail": "write {0}[-n:]",
-    **dict.fromkeys(("items", "numpy", "values"), 'write {0}.column("label")'),
+    **dict.fromkeys(
+        ("items", "labels", "numpy", "targets", "to_numpy", "values"), 'write {0}.column("label")'
+    ),
     **dict.fromkeys(("n_bytes", "nbytes"), "write dataset.shards.n_bytes"),
     **dict.fromkeys(("n_shards", "num_shards"), "write len(dataset.shards)"),
-    "name": "write dataset.path",
     "prefetch": "write shardio.ShardLoader({0}, batch_size, prefetch=…)",
     **dict.fromkeys(
         ("apply", "map", "set_transform", "target_transform", "transform", "with_transform"),
@@ -86,10 +87,10 @@ _ATTRIBUTE_ADVICE: Final = {
     **dict.fromkeys(("n_classes", "num_classes"), "write len(dataset.classes)"),
     "num_columns": "write len({0}.schema)",
     **dict.fromkeys(
-        ("length", "n_rows", "n_samples", "num_rows", "num_samples", "shape", "size"),
+        ("n_rows", "n_samples", "num_rows", "num_samples", "shape", "size"),
         "write len({0})",
     ),
-    **dict.fromkeys(("metadata", "version"), "write dataset.generation or dataset.operation"),
+    "version": "write dataset.generation",
     **dict.fromkeys(
         ("push_to_hub", "save", "save_to_disk"),
         "the folder dataset.path is all of it; shardio.export.export writes other formats",
@@ -115,13 +116,11 @@ _ATTRIBUTE_ADVICE: Final = {
     "skip": "write {0}.select(range(n, len({0})))",
     "sort": 'write {0}.select(numpy.argsort({0}.column("label")))',
     "take": "write {0}.select(range(n)), or {0}[:n] for a list",
-    **dict.fromkeys(("labels", "targets"), 'write {0}.column("label")'),
     **dict.fromkeys(
         ("to_pandas", "to_polars"), 'write pandas.DataFrame({{"label": {0}.column("label"), …}})'
     ),
     "splits": "write dataset.subsets",
-    **dict.fromkeys(("imgs", "to_dict", "to_list"), "write list({0})"),
-    "to_numpy": 'write {0}.column("label")',
+    **dict.fromkeys(("to_dict", "to_list"), "write list({0})"),
     "unique": 'write numpy.unique({0}.column("label"))',
     "value_counts": 'write numpy.unique({0}.column("label"), return_counts=True)',
     "shard": "write shardio.ShardLoader({0}, batch_size, rank=…, world_size=…)",
