@@ -136,7 +136,7 @@ def convolve(_: Sample) -> Sample:
     [
         (lambda sample: sample / 255, "a transform is given a sample, a dict of fields"),
         (lambda sample: sample.flatten(), "a transform is given a sample"),
-        (lambda sample: sample + 1, r"OnTensors\(lambda sample: {\*\*sample, 'image': f\("),
+        (lambda sample: sample + 1, r"write lambda sample: {\*\*sample, 'image': f\(.*OnTensors"),
         (convolve, "a transform is given a sample, a dict of fields"),
         (
             lambda sample: {"x": sample["image"].permute(2, 0, 1)},

@@ -91,8 +91,9 @@ _TRANSFORM: Final = "the transform"
 _BATCH_TRANSFORM: Final = "batch_transform"
 _COLLATE: Final = "the collate function"
 _IS_GIVEN_A_DICT: Final = (
-    "a transform is given a sample, a dict of fields, and returns a dict; for f of one field, "
-    "write shardio.transforms.OnTensors(lambda sample: {**sample, 'image': f(sample['image'])})"
+    "a transform is given a sample, a dict of fields, and returns a dict; for a function f of one "
+    "field, write lambda sample: {**sample, 'image': f(sample['image'])}, and pass that to "
+    "shardio.transforms.OnTensors if f takes tensors of torch"
 )
 _IS_GIVEN_ARRAYS: Final = (
     "a transform is given arrays of NumPy; for tensors of torch, pass "
