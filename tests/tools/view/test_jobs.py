@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardio import InvalidArgument
 from shardio.errors import ClosedError
-from shardio_tools.view.jobs import Job, Jobs, Turns, in_own_thread
+from shardio_tools.view.jobs import FairSemaphore, Job, Jobs, in_own_thread
 from shardio_tools.view.statistics import Histogram
 
 PATIENCE_S = 60.0
@@ -71,18 +71,18 @@ def test_a_job_that_fails_says_why_and_a_bug_is_shown_on_the_terminal(
     assert ("Traceback" in capsys.readouterr().err) is is_bug
 
 
-def test_jobs_that_share_turns_go_on_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio_tools.view.jobs._TURN_S", -1.0)
-    turns, done = Turns(1), ""
+def test_jobs_that_share_a_semaphore_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio_tools.view.jobs._TIME_SLICE_S", -1.0)
+    semaphore, done = FairSemaphore(1), ""
 
     def work(job: Job, name: str) -> None:
         nonlocal done
-        turns.take(job)
+        semaphore.acquire(job)
         while done.count(name) < 3 or (name == "a" and done.count("b") < 3):
             done += name
-            turns.share(job)
+            semaphore.yield_if_due(job)
             assert len(done) < 10_000_000
-        turns.end(job)
+        semaphore.release(job)
 
     jobs = [Job(lambda job, name=name: work(job, name)) for name in "ab"]  # type: ignore[misc]
     for job in jobs:
@@ -92,20 +92,20 @@ def test_jobs_that_share_turns_go_on_one_after_the_other(monkeypatch: pytest.Mon
 
 
 def test_a_job_that_is_cancelled_gives_up_its_place_in_the_queue() -> None:
-    turns, go = Turns(1), threading.Event()
+    semaphore, go = FairSemaphore(1), threading.Event()
 
     def work(job: Job) -> None:
-        turns.take(job)
+        semaphore.acquire(job)
         go.wait(PATIENCE_S)
-        turns.end(job)
+        semaphore.release(job)
 
     jobs = [Job(work) for _ in range(3)]
-    while sum(job in turns._waiting for job in jobs) < 2:
+    while sum(job in semaphore._waiting for job in jobs) < 2:
         threading.Event().wait(0.01)
-    first, last = turns._waiting
+    first, last = semaphore._waiting
     first.cancel()
     first.wait(PATIENCE_S)
-    assert first.text == "stopped" and [*turns._waiting] == [last]
+    assert first.text == "stopped" and [*semaphore._waiting] == [last]
     go.set()
     last.wait(PATIENCE_S)
     assert last.state == "done"

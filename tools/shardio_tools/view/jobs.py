@@ -21,10 +21,10 @@ _JOIN_S: Final = 0.3
 """The time that all jobs together get to stop at the end; jobs that are still running end with the
 process.
 """
-_TURN_S: Final = 0.2
-"""The time after which a job lets others go on that wait for a turn."""
-_TURN_POLL_S: Final = 0.05
-"""The time after which a job that waits for its turn looks whether it has been cancelled."""
+_TIME_SLICE_S: Final = 0.2
+"""The time after which a job lets a waiting job run."""
+_POLL_S: Final = 0.05
+"""The time after which a waiting job checks whether it has been cancelled."""
 
 
 class Cancelled(Exception):
@@ -141,46 +141,46 @@ class Jobs:
             job.join(max(0.0, end - time.monotonic()))
 
 
-class Turns:
-    """Turns at work for jobs: at most `n` have one at a time, and the others get one in order."""
+class FairSemaphore:
+    """A semaphore that at most `n` jobs hold; the others wait in order, and time is shared."""
 
     def __init__(self, n: int) -> None:
         self._n = n
-        self._since: dict[Job, float] = {}
+        self._acquired_s: dict[Job, float] = {}
         self._waiting: deque[Job] = deque()
         self._changed = threading.Condition()
 
-    def take(self, job: Job) -> None:
-        """Wait for a turn.
+    def acquire(self, job: Job) -> None:
+        """Wait until the job holds the semaphore.
 
         Raises:
-            Cancelled: the job is to stop.
+            Cancelled: the job has been cancelled.
         """
         with self._changed:
             self._waiting.append(job)
             try:
-                while len(self._since) >= self._n or self._waiting[0] is not job:
-                    self._changed.wait(_TURN_POLL_S)
+                while len(self._acquired_s) >= self._n or self._waiting[0] is not job:
+                    self._changed.wait(_POLL_S)
                     job.report(job.progress)
-                self._since[job] = time.monotonic()
+                self._acquired_s[job] = time.monotonic()
             finally:
                 self._waiting.remove(job)
                 self._changed.notify_all()
 
-    def share(self, job: Job) -> None:
-        """Let others go on if they wait and the job's turn was long enough; wait for another turn.
+    def yield_if_due(self, job: Job) -> None:
+        """Release and acquire the semaphore if another job waits and the time slice is over.
 
         Raises:
-            Cancelled: the job is to stop.
+            Cancelled: the job has been cancelled.
         """
-        if self._waiting and time.monotonic() - self._since[job] >= _TURN_S:
-            self.end(job)
-            self.take(job)
+        if self._waiting and time.monotonic() - self._acquired_s[job] >= _TIME_SLICE_S:
+            self.release(job)
+            self.acquire(job)
 
-    def end(self, job: Job) -> None:
-        """End a job's turn, if it has one."""
+    def release(self, job: Job) -> None:
+        """Release the semaphore if the job holds it."""
         with self._changed:
-            self._since.pop(job, None)
+            self._acquired_s.pop(job, None)
             self._changed.notify_all()
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 import shardio
 from shardio_tools.output import decode_names, format_count
-from shardio_tools.view.jobs import Job, Turns
+from shardio_tools.view.jobs import FairSemaphore, Job
 from shardio_tools.view.rows import class_field
 from shardio_tools.view.source import Source
 from shardio_tools.view.stored import READ_ERRORS
@@ -182,8 +182,8 @@ class Scan:
     could not be read.
     """
 
-    def __init__(self, source: Source, wanted: Filter, turns: Turns) -> None:
-        self._source, self._filter, self._turns = source, wanted, turns
+    def __init__(self, source: Source, wanted: Filter, semaphore: FairSemaphore) -> None:
+        self._source, self._filter, self._semaphore = source, wanted, semaphore
         dataset = source.required()
         self._n_total = len(dataset)
         self._labels = class_field(dataset)
@@ -270,13 +270,13 @@ class Scan:
 
     def _run(self, job: Job) -> None:
         try:
-            self._turns.take(job)
+            self._semaphore.acquire(job)
             with contextlib.closing(self._find()) as parts:
                 for progress in parts:
                     job.report(progress)
-                    self._turns.share(job)
+                    self._semaphore.yield_if_due(job)
         finally:
-            self._turns.end(job)
+            self._semaphore.release(job)
 
     def _find(self) -> Generator[float, None, None]:
         """Search all shards, and yield the progress after each part."""

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from typing import Final
 
-from shardio_tools.view.jobs import Turns
+from shardio_tools.view.jobs import FairSemaphore
 from shardio_tools.view.queries import Filter, MatchedRows, Scan
 from shardio_tools.view.source import Source, version_of
 
@@ -80,7 +80,7 @@ class Queries:
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
         self._queue: OrderedDict[Key, float] = OrderedDict()
         """The lists that wait for a place, with the time at which a page asked last."""
-        self._turns = Turns(_N_RUNNING)
+        self._semaphore = FairSemaphore(_N_RUNNING)
         self._lock = threading.Lock()
 
     def get(self, wanted: Filter, page: str = "") -> Listing:
@@ -104,7 +104,7 @@ class Queries:
             if (known := self._kept.get(key)) is None or known.scan.is_cancelled:
                 if known is None and not self._has_place(key):
                     return QueuedScan()
-                self._kept[key] = _Kept(Scan(self._source, wanted, self._turns))
+                self._kept[key] = _Kept(Scan(self._source, wanted, self._semaphore))
             kept = self._kept[key]
             kept.ask(page)
             self._kept.move_to_end(key)
