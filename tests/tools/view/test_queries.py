@@ -265,7 +265,7 @@ def test_a_list_whose_search_was_stopped_is_searched_again(folder: Path) -> None
 
 @pytest.fixture
 def may_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Return an event for which searches of texts wait; `searched` is the words of each part."""
+    """Return an event for which searches of texts wait; SEARCHED has the words of each part."""
     event = threading.Event()
 
     def search(dataset: Any, name: str, words: Any, rows: Any) -> Any:
@@ -285,7 +285,7 @@ SEARCHED: list[Any] = []
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return a clock whose attribute `now` is the time for lists that pages have asked for."""
+    """Return a clock of the cache of lists; its attribute `now` is the time."""
     found = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(searches, "time", SimpleNamespace(monotonic=lambda: found.now))
     return found
@@ -365,9 +365,9 @@ def test_many_names_of_pages_and_many_searches_take_bounded_memory(
         for i in range(300):
             viewer.queries.get(words(0), f"page {i}")
             viewer.queries.get(words(i), f"another {i}")
-        *_, kept = viewer.queries._kept.values()
-        assert len(viewer.queries._kept) == 4
-        assert len(viewer.queries._queue) == len(kept._pages) == 64
+        *_, entry = viewer.queries._entries.values()
+        assert len(viewer.queries._entries) == 4
+        assert len(viewer.queries._queue) == len(entry._pages) == 64
 
 
 def test_the_name_of_a_page_is_a_parameter_of_requests(

@@ -51,6 +51,7 @@ _WAIT_S: Final = 0.15
 _MAX_ROWS: Final = 500
 """The maximum number of rows of one answer."""
 _MAX_PAGE_NAME: Final = 40
+"""The maximum length of the name by which a page identifies itself; the rest is cut off."""
 _N_THREADS: Final = 8
 """The number of requests that are worked on at the same time; others wait."""
 _TURN_S: Final = 5.0

@@ -44,7 +44,7 @@ _STATIC_MODE: Final = (
     b"script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self' blob:; "
     b"connect-src 'self'; base-uri 'none'; form-action 'none'\">"
 )
-_PIECE_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
 _MAX_ORIGINAL: Final = 1 << 20
 """The maximum size of a value that is exported for download in addition to what is shown."""
 _MAX_FRAMES: Final = 240
@@ -357,8 +357,8 @@ def _operation(generation: Json) -> str:
 
 
 def _chunks(media: MediaBytes) -> Iterable[bytes]:
-    for start in range(0, media.size, _PIECE_BYTES):
-        yield media.read(start, min(start + _PIECE_BYTES, media.size))
+    for start in range(0, media.size, _CHUNK_BYTES):
+        yield media.read(start, min(start + _CHUNK_BYTES, media.size))
 
 
 def _settled(ask: Callable[[], Json], is_done: Callable[[Json], bool]) -> Json:

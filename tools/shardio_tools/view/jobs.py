@@ -123,7 +123,7 @@ class Jobs:
             return job
 
     def forget(self, kind: str) -> None:
-        """Cancel the last job of a kind, as if there had been none."""
+        """Cancel and discard the last job of a kind."""
         with self._lock:
             job = self._jobs.pop(kind, None)
         if job is not None:

@@ -35,12 +35,12 @@ def load_named(text: str) -> Any:
     if found is None:
         raise InvalidArgument(f"--loader: {name} in {escaped(path)} is None")
     # A function is called later, and may parse the arguments, too.
-    return no_arguments(path)(found) if inspect.isfunction(found) else found
+    return _without_arguments(path)(found) if inspect.isfunction(found) else found
 
 
 @contextlib.contextmanager
-def no_arguments(program: str) -> Iterator[None]:
-    """Hide the arguments of this process in the block: code of a user may parse `sys.argv`."""
+def _without_arguments(program: str) -> Iterator[None]:
+    """Hide the arguments of this process in a block of user code, which may parse `sys.argv`."""
     arguments, sys.argv = sys.argv, [program]
     try:
         yield
@@ -65,7 +65,7 @@ def _executed(path: str, shown: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with no_arguments(shown):
+        with _without_arguments(shown):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script may parse arguments
         sys.modules.pop(name, None)

@@ -30,7 +30,7 @@ _IDLE_S: Final = 10.0
 _N_FILES: Final = 8192
 """The number of files that the process may open, if the system allows: shards and connections."""
 _GRACE_S: Final = 1.0
-"""The time after a signal in which requests may end, and the process."""
+"""The time that requests and the process have to end after a signal."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -135,8 +135,8 @@ class ViewServer:
     def stopped_by_signals(self, end: Callable[[], None]) -> Iterator[None]:
         """Let SIGINT and SIGTERM call `stop` in a `with` block, and `end` a second later.
 
-        `end` ends the process, if it still runs: requests that read slowly and code of the user
-        cannot be interrupted. After the first signal, the others have no effect.
+        `end` must end the process: slow reads and user code cannot be interrupted. After the first
+        signal, others have no effect.
         """
         is_signalled = False
 

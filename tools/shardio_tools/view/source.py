@@ -23,7 +23,7 @@ _ACCESS: Final = "pread"
 shards do not stay mapped.
 """
 _REMOTE_CHECK_S: Final = 60.0
-"""The time between two looks for a newer generation in an object store."""
+"""The time between two checks for a newer generation in an object store."""
 _N_SUBSETS: Final = 20
 """The maximum number of subsets in which rows are looked up."""
 
@@ -31,9 +31,10 @@ RowChange = Literal["same", "appended", "changed"]
 
 
 def row_change(before: shardio.ShardDataset, after: shardio.ShardDataset) -> RowChange:
-    """Return what became of the rows of one generation in another.
+    """Return how the rows have changed from one generation to another.
 
-    Generations of one lineage only append rows, also if compaction writes them to other shards.
+    In one lineage, rows are only appended and keep their numbers, even if compaction moves them to
+    other shards.
     """
     n_more = len(after) - len(before)
     if before.lineage != after.lineage or n_more < 0:
@@ -64,7 +65,7 @@ class Source:
         self._subsets_lock = threading.Lock()
         self._before: shardio.ShardDataset | None = None
         self._newer: dict[str, Any] | None = None
-        self._looked_at: Any = None
+        self._checked_version: Any = None
         self.dataset = self._open()
         """The dataset whose manifest is shown. Its samples are read through `borrow` only."""
 
@@ -99,7 +100,7 @@ class Source:
             # The one before stays open: requests that have begun may still ask it.
             stale, self._free = [*self._free, self._before], []
             self._before, self.dataset = self.dataset, opened
-            self._newer = self._looked_at = None
+            self._newer = self._checked_version = None
         with self._subsets_lock:
             self._subsets.clear()
         for each in stale:
@@ -107,9 +108,9 @@ class Source:
                 each.close()
 
     def newer(self) -> dict[str, Any] | None:
-        """Return the facts about the published generation; None if it is shown or unreadable.
+        """Return facts about the published generation; None if it is the one shown or unreadable.
 
-        The facts are its number, the number of its samples, and what became of the rows.
+        The facts are its number, its number of samples, and how the rows have changed.
         """
         try:
             published = self._version()
@@ -117,12 +118,12 @@ class Source:
             return None
         with self._lock:
             shown = self.dataset
-            if published == self._looked_at:
+            if published == self._checked_version:
                 return self._newer
         newer = self._read_newer(shown)
         with self._lock:
             if shown is self.dataset:  # else it was compared with a generation of the past
-                self._newer, self._looked_at = newer, published
+                self._newer, self._checked_version = newer, published
             return self._newer
 
     def _version(self) -> object:

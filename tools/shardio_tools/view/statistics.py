@@ -225,7 +225,7 @@ def _present(dataset: shardio.ShardDataset, shard: int, name: str, rows: Values)
 
 
 def _class_counts(labels: Values, n: int) -> npt.NDArray[np.int64]:
-    """Return the number of samples of each of `n` classes, and at last of those without one."""
+    """Return the number of samples of each of `n` classes, and, last, of those without a class."""
     found = labels.astype(np.int64)
     found[(found < 0) | (found >= n)] = n
     return np.bincount(found, minlength=n + 1)

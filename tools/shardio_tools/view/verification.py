@@ -80,7 +80,7 @@ class Verification:
         }
 
     def clear(self) -> None:
-        """Stop, and forget what was found: another generation is shown."""
+        """Cancel the job and discard its findings, because another generation is shown."""
         self._jobs.forget(_KIND)
         self._by_row, self._by_shard, self._findings = {}, {}, []
         self._n_findings = self._n_checked = 0
