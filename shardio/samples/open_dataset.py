@@ -106,9 +106,9 @@ class OpenDataset(Dataset):
             size: the (height, width) to which frames are scaled and cropped; None keeps their size.
             crop: the part that is kept if the proportions differ: "center", or "random" for a part
                 drawn for each clip.
-            pixels: "rgb", uint8 (frames, H, W, 3); "rgb-fast", less exact colours in two thirds of
-                the time, for 8-bit 4:2:0 whose size does not change; or "yuv420", uint8
-                (frames, H * 3/2, W): Y above U and V, which have half the size; see
+            pixels: "rgb", uint8 (frames, H, W, 3); "rgb-fast", the same with less exact colours, in
+                two thirds of the time if frames are 8-bit 4:2:0 and keep their size; or "yuv420",
+                uint8 (frames, H * 3/2, W): Y above U and V, which have half the size; see
                 `shardio.outputs.yuv420_to_rgb`.
             field: the field of videos; required if there are several.
             fps: the frame rate of the clips: an integer, a `Fraction`, or a float with a small

@@ -385,7 +385,7 @@ _COPIES: Final = 8
 def stores(
     bench: Bench, *, videos: str = "", seconds: float = 8.0, stride: int = 1, size: int = SIZE
 ) -> Lanes:
-    """Measure the bytes per frame of every store, its PSNR, and a loader's clips/s and core."""
+    """Measure the bytes per frame and PSNR of every store, and the clips per second of a core."""
     source, place = filmed_videos(videos), bench.temporary()
     for store, options in STORES.items():
         shardio.convert(source, place / store, kind="videos", size=size, **options)
