@@ -74,7 +74,8 @@ def quick_disk() -> Iterator[None]:
 
 
 _PRELOAD = ("hypothesis", "pytest", "tests.loading", "tests.media_made")
-"""Imported for the workers: half a second of CPU time of each that unpickles a test's function."""
+"""Modules that the zygote imports once. Without them, each worker that unpickles a test's function
+would import them in half a second of CPU time."""
 
 
 class KeptZygote:

@@ -178,7 +178,7 @@ def _prepare_zygote() -> None:
             socket.send_fds(ours, [request], [control_fd, main_pidfd])
         return pid
 
-    # Nothing of the zygote's interface names its program, as no user chooses it.
+    # Patched, because the zygote has no option for the program that it runs: no user needs one.
     zygote._spawn = use
 
 

@@ -44,7 +44,7 @@ sys.stdin.read()
 
 
 _DECIDING = ("range", "if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
-"""The headers, in lower case, that decide over the answer to a request that reads."""
+"""The headers, in lower case, on which the answer to a read depends."""
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 

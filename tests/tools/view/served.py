@@ -117,7 +117,7 @@ def ask_raw(client: TestClient, target: str) -> tuple[int, dict[str, str]]:
 
 
 def ask_each(client: TestClient, targets: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    """Do so for one path after the other, in a tenth of the time of Starlette's client."""
+    """Request paths in order as `ask_raw` does, 10 times as fast as Starlette's client."""
     return anyio.run(_ask_each, client, targets)
 
 
