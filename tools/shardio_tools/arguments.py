@@ -134,8 +134,10 @@ def habit_hint(flag: str, known: Iterable[str], command: str) -> str:
         return "; write --split train=0.9,val=0.1"
     if flag in ("--classes", "--class-names") and command == "convert":
         return "; classes are the names of folders, or those of --labels FILE"
-    if flag in ("--seed", "--shuffle") and command == "convert":
-        return "; the order is that of the names, and a ShardLoader shuffles: shuffle=True, seed=…"
+    if flag == "--seed" and command == "convert":
+        return "; write --split-seed for --split; a ShardLoader shuffles: shuffle=True, seed=…"
+    if flag == "--shuffle" and command == "convert":
+        return "; the order is that of the names; a ShardLoader shuffles: shuffle=True, seed=…"
     if flag in ("--dry-run", "--limit", "--max-samples", "--num-samples") and command == "convert":
         what = "dry run" if flag == "--dry-run" else "limit"
         return f"; there is no {what}: convert a few files first, chosen by a pattern in quotes"
