@@ -332,6 +332,7 @@ def test_a_batch_that_is_loaded_slowly_blocks_nothing_else(folder: Path) -> None
                 assert slow.started.wait(60)
                 for path in ("/api/rows", "/api/sample/3", "/thumbnail/3/frames"):
                     assert client.get(path).status_code == 200
+                assert client.get("/api/classes?subset=none").status_code == 400
             finally:
                 slow.may_end.set()
         assert [each.result().status_code for each in answers] == [200] * len(paths)

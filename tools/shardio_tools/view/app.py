@@ -356,9 +356,6 @@ _GETS: Final[Mapping[str, Work]] = {
     "/thumbnail/{row}/{field:path}": _thumbnail,
 }
 _LOADER_GETS: Final[Mapping[str, Work]] = {
-    "/api/classes": lambda viewer, request: viewer.overview.classes_of(
-        request.query_params.get("subset", "")
-    ),
     "/api/epoch": _epoch,
     "/epoch/{epoch}/{batch}/{item}/{field:path}": _epoch_picture,
 }
