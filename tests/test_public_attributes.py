@@ -220,6 +220,12 @@ OPERATIONS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
     "del": ("batch", lambda batch: batch.__delitem__("x"), "write {**batch, name: value}"),
     "array": ("batch", np.asarray, "a batch is a mapping of names, not an array: write batch["),
     "float": ("dataset", lambda dataset: dataset[1.5], "found 1.5: round it"),
+    "at random": (
+        "dataset",
+        lambda dataset: dataset.sample(3),
+        "needs row: write dataset.sample(shard, row); for sample i, write dataset[i]; for n at ran",
+    ),
+    "n": ("mixture", lambda mixture: mixture.sample(n=3), "has no option 'n': for sample i, write"),
     "whole": ("dataset", lambda dataset: dataset[1.0], "found 1.0: write dataset[1]"),
     "field": (
         "dataset",

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import path_as_given, row_index, unknown_field
+from shardio._base.callers import path_as_given, refuses, row_index, unknown_field
 from shardio._base.classes import Closing
 from shardio._base.statistics import DatasetStats
 from shardio.dataset.external_lists import ShardList
@@ -28,6 +28,10 @@ from shardio.storage.remote.storage import RemoteStorage
 
 _ROWS_AT_ONCE: Final = 8192
 """The number of rows of a column that are gathered at a time."""
+_AT_RANDOM: Final = (
+    "for sample i, write dataset[i]; for n at random, "
+    "dataset.select(random.sample(range(len(dataset)), n))"
+)
 
 
 class Dataset(Sequence[dict[str, Any]], Closing):
@@ -172,7 +176,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         if not self.rows.selects_all:
             row = int(self.rows.at(np.array([row]))[0])
         shard = int(np.searchsorted(self.shard_starts, row, side="right")) - 1
-        return self.sample(shard, row - int(self.shard_starts[shard]))
+        return self.files.sample(shard, row - int(self.shard_starts[shard]), self.schema)
 
     def __contains__(self, value: object) -> bool:
         if isinstance(value, str):
@@ -202,24 +206,19 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             raise IndexError(f"{self.path}: shard {shard} of {n}")
         return self.files.reader(shard, name)
 
-    def sample(
-        self,
-        shard: int,
-        row: int,
-        names: Iterable[str] | None = None,
-        *,
-        check_truncated: bool = True,
-    ) -> dict[str, Any]:
+    @refuses(dict.fromkeys(("frac", "n", "random_state", "row"), _AT_RANDOM), "dataset.sample")
+    def sample(self, shard: int, row: int, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the fields `names` (by default all) of the sample at `row` of a shard."""
         chosen = self.schema if names is None else names
         n = self.files.n_shards
         if not -n <= shard < n:
             raise IndexError(f"{self.path}: shard {shard} of {n}; for sample i, write dataset[i]")
-        return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
+        return self.files.sample(shard, row, chosen)
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
         """Iterate over all samples of one shard, in order."""
-        return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
+        n = self.shards[shard].n_samples
+        return (self.files.sample(shard, row, self.schema) for row in range(n))
 
     def column(self, name: str, rows: Any = None) -> Any:
         """Return the values of one field for all or some samples. Other fields are not read.

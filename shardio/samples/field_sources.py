@@ -346,7 +346,7 @@ class SampleReader(Closing):
         shard, row = chunk.shard_rows[k]
         # Do not check for truncated files here: `Filler`, in the main process, and
         # `SampleView.sample` have checked the files of the chunk.
-        sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
+        sample = self._dataset.files.sample(shard, row, self._stored, check_truncated=False)
         for source in self._converted:
             sample[source.name] = source.convert(sample[source.name], chunk, k)
         if not self._others:

@@ -232,7 +232,7 @@ class StepSource(FieldSource):
         return found
 
     def _load(self, shard: int, row: int) -> npt.NDArray[Any]:
-        sample = self._dataset.sample(shard, row, (self.name,), check_truncated=False)
+        sample = self._dataset.files.sample(shard, row, (self.name,), check_truncated=False)
         found: npt.NDArray[Any] = sample[self.name]
         return found
 

@@ -17,6 +17,7 @@ from shardio import Array, Schema, ShardDataset, ShardLoader
 from shardio._engine.filling import readahead
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner
 from shardio._engine.filling.readahead import ReadAhead
+from shardio.dataset.files import DatasetFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.order import FullShuffle
 from shardio.order.ranks import RankPartition
@@ -230,8 +231,8 @@ def test_long_ranges_are_requested_in_kernel_sized_parts(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("transform", [None, lambda sample: sample])
 def test_requests_precede_reads(dataset: ShardDataset, kernel: Kernel, transform: Any) -> None:
     asked_before = []
-    gather = ShardDataset.sample if transform else ColumnGather.gather
-    owner: Any = ShardDataset if transform else ColumnGather
+    gather = DatasetFiles.sample if transform else ColumnGather.gather
+    owner: Any = DatasetFiles if transform else ColumnGather
 
     def noting(*args: Any, **named: Any) -> Any:
         asked_before.append(bool(kernel.asked))
