@@ -192,10 +192,9 @@ def __getattr__(name: str) -> object:
     if name in _MODULES:
         return import_module(f"shardio.{name}")
     if name in _ADVICE:
-        text = f"shardio has no {name!r}: {_ADVICE[name]}"
-        # `from shardio import …` would replace the text of an AttributeError.
-        is_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
-        raise ImportError(text) if is_import else AttributeError(text)
+        from shardio._base.callers import refuse_name
+
+        refuse_name(__name__, name, f"shardio has no {name!r}: {_ADVICE[name]}")
     if name not in __all__:
         text = f"module 'shardio' has no attribute {name!r}"
         raise AttributeError(text, name=name, obj=sys.modules[__name__])

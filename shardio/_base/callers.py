@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import importlib.util
 import inspect
 import operator
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 from shardio._base.classes import listed
 from shardio.errors import (
@@ -230,6 +231,18 @@ def missing_attribute(thing: object, name: str, advice: Mapping[str, str]) -> An
         raise AttributeError(f"{kind.__name__} has no attribute {name!r}: {advice[name]}")
     text = f"{kind.__name__!r} object has no attribute {name!r}"
     raise AttributeError(text, name=name, obj=thing)
+
+
+def refuse_name(module: str, name: str, text: str) -> NoReturn:
+    """Raise AttributeError for a name that a module lacks; to be called by its `__getattr__`.
+
+    In `from module import name`, raise ImportError, because Python would replace the text of an
+    AttributeError. A submodule is then imported, so its name is left to Python.
+    """
+    is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    if is_import and importlib.util.find_spec(f"{module}.{name}") is None:
+        raise ImportError(text)
+    raise AttributeError(text)
 
 
 def refuses(advice: Mapping[str, str], name: str | None = None) -> Callable[[_Callable], _Callable]:

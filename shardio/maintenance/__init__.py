@@ -72,11 +72,12 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name not in _HOMES:
-        from shardio._base.callers import did_you_mean
+        from shardio._base.callers import did_you_mean, refuse_name
 
         known = _ADVICE.get(name)
         hint = f"write {__name__}.{known}" if known else did_you_mean(name, __all__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint and f': {hint}'}")
+        hint = hint or f"it has {', '.join(filter(str.islower, __all__))}"
+        refuse_name(__name__, name, f"module {__name__!r} has no attribute {name!r}: {hint}")
 
     value: object = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value

@@ -7,7 +7,7 @@ A picture is a uint8 array of (height, width, 3); a clip is one of (frames, heig
 A transform draws its parameters once per sample, from a generator seeded for the sample.
 """
 
-from shardio._base.callers import did_you_mean
+from shardio._base.callers import did_you_mean, refuse_name
 from shardio.outputs.torch import OnTensors
 from shardio.transforms.base import Compose
 from shardio.transforms.geometry import (
@@ -50,4 +50,4 @@ def __getattr__(name: str) -> object:
     if name[:1].isupper():
         known = f"it has {', '.join(__all__)}; OnTensors runs transforms of torchvision's v2"
         text += f": {_ADVICE.get(name) or did_you_mean(name, __all__) or known}"
-    raise AttributeError(text)
+    refuse_name(__name__, name, text)
