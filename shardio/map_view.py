@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from shardio._base.callers import (
+    ANY_OPTION,
     missing_attribute,
     path_as_given,
     refuse_unknown_options,
+    refuses,
     row_index,
 )
 from shardio._base.classes import Closing
@@ -66,6 +68,7 @@ class MapView(Closing):
         IndexError, TypeError: (from `view[i]`) an index is out of range or not an integer.
     """
 
+    @refuses({ANY_OPTION: "write MapView(dataset, transform=f)"}, "MapView")
     def __init__(
         self, dataset: str | os.PathLike[str] | OpenDataset | SampleView, **options: Any
     ) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import shardio
 from shardio import errors
+from shardio.map_view import MapView
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -168,6 +169,18 @@ def test_the_traceback_of_a_mistake_ends_in_the_callers_line(mistake: Callable[[
         (shardio.WeightedSampler, (), "needs weights: write WeightedSampler(weights)"),
         (shardio.ShardDataset.pack, (None, "x"), "pack needs length: write pack(length=…)"),
         (shardio.Schema, (), "write Schema(fields); a dict, such as {'image': shardio.Image()}"),
+        (
+            shardio.mix,
+            ("a/", "b/"),
+            "mix takes only sources by position; found 'b/', too: write mix([",
+        ),
+        (shardio.transforms.Resize, (64, 64), "found 64, too: write Resize((height, width))"),
+        (
+            shardio.transforms.CenterCrop,
+            (64, 64),
+            "found 64, too: write CenterCrop((height, width))",
+        ),
+        (MapView, ("set/", abs), "too: write MapView(dataset, transform=f)"),
         (
             shardio.load,
             ("set/",),

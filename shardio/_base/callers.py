@@ -86,7 +86,7 @@ def _check_positional(
 
     The message shows the correct call. `advice` is as in `refuse_unknown_options`; in addition, its
     text for a required parameter is used if that parameter is missing, its text for "split" if the
-    surplus value is a string, and its text for ANY_OPTION if there are no options to name.
+    surplus value is a string, and otherwise its text for ANY_OPTION.
     """
     own = [p for p in parameters.values() if p.name != "self"]
     rest = [f"*{p.name}" for p in own if p.kind is p.VAR_POSITIONAL]
@@ -105,7 +105,7 @@ def _check_positional(
         hint = advice["split"]
     elif isinstance(found, bool) and "shuffle" in named:
         hint = f"write shuffle={found}"
-    elif not (named and places) and ANY_OPTION in advice:
+    elif ANY_OPTION in advice:
         hint = advice[ANY_OPTION]
     else:
         hint = f"write the name of the option: {listed((f'{each}=' for each in named), 300)}"

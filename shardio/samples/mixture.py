@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, NoReturn, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import one_of, refuses
+from shardio._base.callers import ANY_OPTION, one_of, refuses
 from shardio._base.classes import listed
 from shardio._base.progress import counted
 from shardio.dataset.dataset import Dataset
@@ -254,7 +254,13 @@ _UNORDERED: Final = (Set, Mapping)
 """Types refused for sources and weights: a set has no order, and a mapping iterates over keys."""
 
 
-@refuses({"probabilities": "write weights=", "stopping_strategy": "write exhausted="})
+@refuses(
+    {
+        ANY_OPTION: "write mix([a, b], weights=[1, 1])",
+        "probabilities": "write weights=",
+        "stopping_strategy": "write exhausted=",
+    }
+)
 def mix(
     sources: Iterable[str | os.PathLike[str] | ShardDataset]
     | Mapping[str | os.PathLike[str] | ShardDataset, float],

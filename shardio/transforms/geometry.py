@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import one_of
+from shardio._base.callers import ANY_OPTION, one_of, refuses
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.media.pillow import resize, rotate
 from shardio.transforms.base import (
@@ -85,6 +85,7 @@ class RandomResizedCrop(RandomTransform):
         return change
 
 
+@refuses({ANY_OPTION: "write Resize((height, width))"})
 class Resize(FixedTransform):
     """A change of size, with linear interpolation, antialiased where the picture becomes smaller.
 
@@ -114,6 +115,7 @@ class Resize(FixedTransform):
         return _resized(pixels, (height, width))
 
 
+@refuses({ANY_OPTION: "write CenterCrop((height, width))"})
 class CenterCrop(FixedTransform):
     """A crop of the centre. A picture that is smaller than the crop gets black borders.
 
