@@ -17,6 +17,7 @@ import pytest
 
 import shardio
 from shardio import Array, DatasetWriter, InvalidArgument, Schema, ShardLoader
+from shardio.map_view import MapView
 from shardio.serving.client.remote_loader import RemoteLoader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -149,6 +150,7 @@ def test_dir_of_the_package_is_what_it_documents() -> None:
         ("mixture", "map", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
         ("view", "shuffle", "write shardio.ShardLoader(view, batch_size, shuffle=True)"),
         ("view", "clips", "write view.dataset.clips(…)"),
+        ("view", "classes", "write view.dataset.classes"),
         ("dataset", "transform", "write shardio.ShardLoader(dataset, batch_size, transform=f)"),
         ("dataset", "fields", "write dataset.schema"),
         ("dataset", "statistics", "write dataset.stats"),
@@ -375,6 +377,18 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "numbers": (lambda path: API.ShardLoader([1, 2], 2), "write its samples to a dataset first: "),
     "paths": (lambda path: API.open([path, path]), "to mix several datasets, write shardio.mix("),
     "opened": (lambda path: API.open(API.open(path)), "; this dataset is open already; dataset.r"),
+    "tars": (
+        lambda path: API.ShardLoader(["a.tar", Path("b.tar")], 2),
+        "write their samples to a dataset first: shardio.convert(folder, path)",
+    ),
+    "view": (
+        lambda path: API.ShardLoader(MapView(path), 2),
+        "pass what the MapView was made of",
+    ),
+    "indices": (
+        lambda path: API.open(path).subset([0, 1]),
+        "no subset [0, 1]; there are: none; see shardio split: for samples by index, write datase",
+    ),
     "query": (
         lambda path: API.open(path).select("label == 0"),
         "such as select(lambda columns: columns['label'] == 0, fields=['label']); found 'label == ",
@@ -540,6 +554,12 @@ def test_a_pattern_of_shards_leads_to_the_folder(folder: Path) -> None:
     for pattern in ("*.shard", "{000000..000001}.shard"):
         with pytest.raises(shardio.errors.DatasetNotFound, match=re.escape(hint)):
             shardio.open(folder / pattern)
+
+
+def test_a_pattern_of_other_files_leads_to_converting_them(tmp_path: Path) -> None:
+    hint = f"; to load files of other kinds, convert them first: shardio convert {tmp_path} OUT"
+    with pytest.raises(shardio.errors.DatasetNotFound, match=re.escape(hint)):
+        shardio.open(tmp_path / "train-{000..010}.tar")
 
 
 def test_the_folder_above_a_dataset_leads_to_the_dataset(folder: Path, tmp_path: Path) -> None:

@@ -409,6 +409,8 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
         if any(letter in root.name for letter in "*?[{"):
             hint = (
                 f": a dataset is opened by its folder, {str(root.parent)!r}, and not by its files"
+                if root.suffix in (".shard", "")
+                else f"; {_convert_hint(root.parent)}"
             )
         raise DatasetNotFound(f"{root}: there is no such folder{here}{hint}")
     if not pointer_path.exists():

@@ -261,8 +261,12 @@ def dataset_path(given: Any, others: str = "") -> str:
     sources = given if isinstance(given, list | tuple) else ()
     if isinstance(given, OpenDataset):
         hint = "; this dataset is open already; dataset.reopen() opens its files again"
+    elif sources and all(str(each).endswith(".tar") for each in sources):
+        hint = "; write their samples to a dataset first: shardio.convert(folder, path)"
     elif sources and all(isinstance(each, str | os.PathLike | OpenDataset) for each in sources):
         hint = "; to mix several datasets, write shardio.mix([…], weights=[…])"
+    elif is_of(given, "shardio", "MapView"):
+        hint = "; pass what the MapView was made of"
     elif is_of(given, "torch", "Subset"):
         hint = "; for a part of an open dataset, write dataset.select(indices)"
     elif not isinstance(given, str | bytes) and hasattr(given, "__getitem__"):
@@ -328,7 +332,8 @@ def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
     rows = generation.subsets.get(subset) if isinstance(subset, str) else None
     if rows is None:
         known = ", ".join(map(repr, generation.subsets)) or "none; see shardio split"
-        raise InvalidArgument(f"{path}: no subset {subset!r}; there are: {known}")
+        hint = "" if isinstance(subset, str) else ": for samples by index, write dataset.select(…)"
+        raise InvalidArgument(f"{path}: no subset {shown(subset)}; there are: {known}{hint}")
     return rows
 
 

@@ -140,9 +140,13 @@ def refuse_sum(*_: object) -> NoReturn:
 
 
 DATASET_ADVICE: Final = {k: text.format("dataset") for k, text in _ATTRIBUTE_ADVICE.items()}
-_VIEW_ADVICE: Final = {k: text.format("view") for k, text in _ATTRIBUTE_ADVICE.items()} | {
-    name: f"write view.dataset.{name}(…), which its dataset has"
-    for name in ("clips", "pack", "preload", "windows")
+_VIEW_ADVICE: Final = {
+    **{name: text.format("view") for name, text in _ATTRIBUTE_ADVICE.items()},
+    **{name: f"write view.dataset.{name}" for name in ("classes", "path", "stats", "subsets")},
+    **{
+        name: f"write view.dataset.{name}(…), which its dataset has"
+        for name in ("clips", "pack", "preload", "windows")
+    },
 }
 
 
