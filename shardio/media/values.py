@@ -41,7 +41,11 @@ _STRIP_HEIGHT: Final = 160
 
 
 _IMAGE_ADVICE: Final = {
-    **dict.fromkeys(("numpy", "pixels", "to_numpy", "to_tensor"), "write image.decode()"),
+    **dict.fromkeys(
+        ("astype", "float", "mean", "numpy", "permute", "pixels", "to_numpy", "to_tensor")
+        + ("transpose",),
+        "write image.decode()",
+    ),
     **dict.fromkeys(
         ("__array_interface__", "convert", "crop", "mode", "resize", "save", "size"),
         "write image.to_pil(), an image of Pillow",
@@ -133,6 +137,12 @@ class StoredVideo(EncodedStream):
                 "a stored video has no index: write video.decode(start, stop, step), or "
                 f"{_BY_INDEX}; found {index!r}"
             )
+
+        def __len__(self) -> NoReturn:
+            raise TypeError("a stored video has no length: write video.n_frames")
+
+        def __bool__(self) -> bool:  # which would otherwise call `__len__`
+            return True
 
     @refuses(
         dict.fromkeys(("end", "end_frame"), "write stop=")

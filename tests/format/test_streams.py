@@ -133,8 +133,12 @@ def test_what_is_no_stream_or_picture_is_refused() -> None:
         Audio().encode_stream("v", b"bytes")
     with pytest.raises(SchemaError, match="field 'v': expected an EncodedStream, found None, "):
         Video().encode_stream("v", None)
-    with pytest.raises(SchemaError, match="field 'i': expected a picture's bytes, found int"):
+    with pytest.raises(SchemaError) as caught:
         Image().encode_record("i", 7)
+    assert str(caught.value) == (
+        "field 'i': expected a picture's bytes, such as path.read_bytes() or "
+        "shardio.media.encode_jpeg(pixels), found int"
+    )
 
 
 def test_a_record_comes_in_pieces_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:

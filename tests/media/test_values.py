@@ -114,13 +114,17 @@ def test_what_is_no_array_says_how_to_decode_it(dataset: shardio.ShardDataset) -
             getattr(video, name)
     with pytest.raises(AttributeError, match=r"no attribute 'num_frames': write video\.n_frames"):
         video.num_frames  # noqa: B018
+    with pytest.raises(TypeError, match=r"has no length: write video\.n_frames"):
+        len(video)
+    assert video
 
 
 def test_an_image_says_how_to_get_pixels_or_an_image_of_pillow(
     dataset: shardio.ShardDataset,
 ) -> None:
     image: Any = dataset[0]["image"]
-    for name, hint in {"numpy": r"image\.decode\(\)", "resize": r"image\.to_pil\(\)"}.items():
+    decode, to_pil = r"image\.decode\(\)", r"image\.to_pil\(\)"
+    for name, hint in {"numpy": decode, "mean": decode, "resize": to_pil}.items():
         with pytest.raises(AttributeError, match=rf"no attribute '{name}': write {hint}"):
             getattr(image, name)
 

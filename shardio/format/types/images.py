@@ -92,7 +92,11 @@ class Image(EncodedMedia):
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         if not isinstance(value, EncodedImage):
-            raise type_mismatch(name, "a picture's bytes", value)
+            raise type_mismatch(
+                name,
+                "a picture's bytes, such as path.read_bytes() or shardio.media.encode_jpeg(pixels)",
+                value,
+            )
         if not value or not is_picture(*value.shape):
             raise SchemaError(
                 f"field {name!r}: invalid picture: {len(value)} bytes, height {value.height}, "
