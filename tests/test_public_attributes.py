@@ -268,6 +268,12 @@ def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
         objects["batch"]["x"] = 1
 
 
+def test_a_batch_differs_from_any_array(objects: dict[str, Any]) -> None:
+    batch, array = objects["batch"], np.zeros(2)
+    assert batch == batch
+    assert (batch == array, array == batch, batch != array) == (False, False, True)
+
+
 def test_arrays_of_a_batch_may_be_changed_in_place(folder: Path) -> None:
     """Python assigns the result of `batch["x"] += 1`, which is the array that was changed."""
     with ShardLoader(folder, 2, num_workers=0, output="numpy") as loader:
