@@ -452,6 +452,8 @@ def test_loaders_name_what_replaces_attributes_and_pickling(folder: Path) -> Non
             pickle.dumps(loader)
         with pytest.raises(InvalidArgument, match="found the keys 'model', 'optimizer'"):
             loader.load_state_dict({"model": 1, "optimizer": 2})
+        with pytest.raises(InvalidArgument, match="found an empty dict"):
+            loader.load_state_dict({})
 
 
 def test_a_missing_folder_is_named_with_the_working_folder(

@@ -75,7 +75,8 @@ def plan_of(state: object, epoch_sampler: EpochSampler) -> EpochPlan:
         found = repr(state)
         if isinstance(state, Mapping):
             names = listed(map(repr, state), 100)
-            found = repr(state["version"]) if "version" in state else f"the keys {names}"
+            found = f"the keys {names}" if names else "an empty dict"
+            found = repr(state["version"]) if "version" in state else found
         raise InvalidArgument(
             f"load_state_dict: expected a result of state_dict(), version {_VERSION}; found {found}"
         )
