@@ -118,10 +118,14 @@ def known_classes(
     if not classes or classes == base.classes:
         return base.classes
     if not base.classes:
+        has, wanted = "labels but no class names", "samples without names"
+        label = base.schema.get("label")
+        if label is not None and label.array is None:
+            has = wanted = f"labels that are {label.things}"
         raise InvalidArgument(
-            f"{os.fspath(out)}: has labels but no class names, while the samples have the classes "
-            f"{', '.join(map(repr, classes[:3]))}; append samples without names, or convert into a "
-            "separate folder"
+            f"{os.fspath(out)}: has {has}, while the samples have the classes "
+            f"{', '.join(map(repr, classes[:3]))}; append {wanted}, or convert into a separate "
+            "folder"
         )
     raise InvalidArgument(
         f"{os.fspath(out)}: the samples have the classes {[*classes]}, the dataset has "

@@ -248,6 +248,16 @@ def test_an_append_never_drops_the_names_of_classes(n_first: int, tmp_path: Path
         assert dataset.classes == (() if n_first else ("cat", "dog"))
 
 
+def test_categories_cannot_be_appended_to_labels_of_text(tmp_path: Path) -> None:
+    shardio.convert(pl.DataFrame({"label": ["cat", "dog"]}), tmp_path / "out")
+    more = pl.DataFrame({"label": pl.Series(["cat"], dtype=pl.Categorical)})
+    said = "has labels that are texts, while the samples have the classes 'cat'; append labels that"
+    with pytest.raises(InvalidArgument, match=said):
+        shardio.convert(more, tmp_path / "out", append=True)
+    as_text = more.cast({"label": pl.String})
+    assert shardio.convert(as_text, tmp_path / "out", append=True).n_samples_before == 2
+
+
 def test_a_frame_can_be_converted_with_a_schema_and_appended(tmp_path: Path) -> None:
     out = tmp_path / "out"
     schema = Schema({"x": Array("float32"), "t": Text(optional=True)})
