@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import random
 import threading
@@ -356,8 +357,9 @@ class ObjectStore:
         if not self._is_noted:
             self._is_noted = True
             # Where warnings are errors, this one must not end the repetition.
+            limit = f" for up to {deadline_s:.0f} s" if deadline_s < math.inf else ""
             with contextlib.suppress(UserWarning):
-                warn(f"{self.url}: {failure}; trying again for up to {deadline_s:.0f} s")
+                warn(f"{self.url}: {failure}; trying again{limit}")
 
     def _get(
         self, name: str, part: Any, *, tag: str | None = None, deadline_s: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import math
 import os
 import pickle
 import socket
@@ -386,20 +387,21 @@ def test_the_environment_may_have_the_deadline(
         monkeypatch.setenv("SHARDIO_DEADLINE_S", text)
         with pytest.raises(InvalidArgument, match="^SHARDIO_DEADLINE_S must be a number of sec"):
             ObjectStore("s3://bucket/set", options)
+    monkeypatch.setenv("SHARDIO_DEADLINE_S", "inf")
+    assert ObjectStore("s3://bucket/set", options).deadline_s == math.inf
     monkeypatch.setenv("SHARDIO_DEADLINE_S", "")
     assert ObjectStore("s3://bucket/set", options).deadline_s == 120
 
 
+@pytest.mark.parametrize(("deadline_s", "limit"), [(10, " for up to 10 s"), (math.inf, "$")])
 def test_repetition_is_noted_once_until_a_success(
-    store: Scene, monkeypatch: pytest.MonkeyPatch
+    store: Scene, monkeypatch: pytest.MonkeyPatch, deadline_s: float, limit: str
 ) -> None:
     monkeypatch.setattr(object_store, "_NOTE_AFTER_S", -1)
-    some = objects(store)
+    some = objects(store, deadline_s=deadline_s)
     for _ in range(2):
         store.fail("error", times=2)
-        with pytest.warns(
-            UserWarning, match="InternalError.*; trying again for up to 10 s"
-        ) as all_:
+        with pytest.warns(UserWarning, match=f"InternalError.*; trying again{limit}") as all_:
             assert some.read("a.shard") == DATA
         assert len(all_) == 1
 
