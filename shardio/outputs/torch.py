@@ -227,9 +227,15 @@ def _refuse_class(function: Any) -> None:
 
 
 def _refuse_to_tensor(function: Any) -> None:
-    """Raise InvalidArgument for `v2.ToTensor`, alone or in a chain; it has no effect on tensors."""
+    """Raise InvalidArgument for `v2.ToTensor`, which has no effect on tensors.
+
+    After `v2.ToPILImage` in a chain, it is given images of Pillow.
+    """
     for kind in map(type, _parts_of(function)):
-        if kind.__name__ == "ToTensor" and kind.__module__.startswith("torchvision.transforms.v2"):
+        is_of_v2 = kind.__module__.startswith("torchvision.transforms.v2")
+        if is_of_v2 and kind.__name__ == "ToPILImage":
+            return
+        if is_of_v2 and kind.__name__ == "ToTensor":
             raise InvalidArgument(
                 "v2.ToTensor leaves the tensors that a transform is given as they are, uint8: "
                 "write v2.ToDtype(torch.float32, scale=True), for floats from 0 to 1"

@@ -559,6 +559,17 @@ def test_mistaken_transforms_are_refused_with_what_to_write(folder: str) -> None
         loader(folder, collate={"image": np.stack})
 
 
+def test_to_tensor_converts_an_image_of_pillow(folder: str) -> None:
+    v = v2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchvision deprecates it
+        to_tensor = v.ToTensor()
+    chain = v.Compose([v.ToPILImage(), v.Resize((8, 10)), to_tensor])
+    found = epoch(folder, transform=chain, fields=["image"])
+    stored = epoch(folder, layout="CHW", fields=["image"])
+    assert torch.equal(found, stored.float() / 255)
+
+
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Rows of pictures of unequal sizes, and lists of pictures, of which the first is empty."""
