@@ -549,6 +549,7 @@ def test_a_folder_of_other_files_is_to_be_converted_first(opens: Any, tmp_path: 
     picture = tmp_path / "pictures" / "cat.jpg"
     picture.parent.mkdir()
     picture.write_bytes(b"")
+    (picture.parent / ".DS_Store").write_bytes(b"")
     for path in (picture, picture.parent):
         with pytest.raises(shardio.errors.DatasetNotFound, match=re.escape(f"{hint}{path} OUT")):
             opens(path)

@@ -423,7 +423,9 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
             )
         if below := [name for name in sorted(names) if holds_dataset(root / name)]:
             raise DatasetNotFound(f"{text}; did you mean {str(root / below[0])!r}?")
-        is_ours = any(name.endswith(".shard") or name.startswith(".") for name in names)
+        is_ours = any(
+            name.endswith((".shard", ".tmp")) or name.startswith(STAGING_PREFIX) for name in names
+        )
         raise DatasetNotFound(text if is_ours or not names else f"{text}; {_convert_hint(root)}")
     refuse_links_outside(root, pointer_path)
     pointer = read_checksummed_json(pointer_path)
