@@ -338,6 +338,16 @@ def test_torchs_default_collate_is_a_collate_function(folder: str, num_workers: 
 
 
 @pytest.mark.external
+def test_pictures_that_torch_cannot_stack_are_to_be_resized(folder: str) -> None:
+    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
+    sizes = iter(range(1, 100))
+    options: dict[str, Any] = {"collate": torch.utils.data.default_collate}
+    options["transform"] = lambda sample: {"x": np.zeros(next(sizes), np.float32)}
+    with pytest.raises(TransformError, match=r"transform=v2\.Resize\(\(height, width\)\)"):
+        epoch(folder, **options)
+
+
+@pytest.mark.external
 def test_a_batch_transform_is_given_arrays_whatever_collate_returns(folder: str) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     kinds = set[type]()

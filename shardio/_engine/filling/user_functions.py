@@ -134,6 +134,7 @@ _HINTS: Final[Mapping[str, tuple[tuple[type[Exception], str, str], ...]]] = {
     _COLLATE: (
         (AttributeError, "'numpy.ndarray'", _COLLATES_ARRAYS),
         (TypeError, "numpy.ndarray", _COLLATES_ARRAYS),
+        (RuntimeError, "stack expects each tensor to be equal size", _TO_ONE_SIZE),
     ),
 }
 """For errors of each function: the type, a part of the text, and a hint."""
