@@ -209,19 +209,6 @@ def test_a_transform_of_another_library_is_answered_with_ours() -> None:
             exec(f"from shardio.transforms import {name}")
 
 
-def test_a_name_that_maintenance_lacks_is_answered_with_what_it_has() -> None:
-    for name, hint in {
-        "stats": r"write shardio\.maintenance\.compute_stats",
-        "verify_datasets": r"did you mean 'verify_dataset'\?",
-        "wrong_name": "it has add_column, add_subset, compact, ",
-    }.items():
-        text = f"'shardio.maintenance' has no attribute '{name}': {hint}"
-        with pytest.raises(AttributeError, match=text):
-            getattr(shardio.maintenance, name)
-        with pytest.raises(ImportError, match=text):
-            exec(f"from shardio.maintenance import {name}")
-
-
 def test_submodules_are_imported_also_if_their_names_get_a_hint() -> None:
     assert not _run("from shardio.maintenance import statistics, verify\nverify.dataset").stderr
     assert not _run("from shardio.transforms import geometry\ngeometry.Resize").stderr
