@@ -1,4 +1,4 @@
-"""Peers that decode clips from the streams of the `h264` store: PyAV and torchcodec."""
+"""Peers that decode clips from files or from the streams of the `h264` store: PyAV, torchcodec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,27 @@ import numpy as np
 from shardio.format.types.streams import EncodedStream
 from shardio.media.muxing import mux
 
+FRAMES, SIZE = 16, 112
 Frames = np.ndarray
+
+
+def by_pyav(path: str, start: int, stride: int) -> None:
+    """Open, seek, decode and convert with PyAV as in its documentation, on one thread."""
+    pictures: list[np.ndarray] = []
+    with av.open(path) as container:
+        stream = container.streams.video[0]
+        stream.thread_type, stream.codec_context.thread_count = "NONE", 1
+        container.seek(start, stream=stream)
+        n = 0
+        for frame in container.decode(stream):
+            if frame.pts is None or frame.pts < start:
+                continue
+            if n % stride == 0:
+                pictures.append(frame.reformat(SIZE, SIZE, "rgb24", threads=1).to_ndarray())
+            n += 1
+            if len(pictures) == FRAMES:
+                break
+    np.stack(pictures)
 
 
 class OpenFiles:
