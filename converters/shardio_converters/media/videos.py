@@ -275,12 +275,12 @@ class Videos(Converter):
                 pictures = _resample(video.pictures(self.size), video.time_base, Fraction(self.fps))
             interval = video.interval if self.fps is None else 1 / Fraction(self.fps)
             seconds = self.frames * self.stride * interval
-            window: deque[tuple[int, Any]] = deque(maxlen=self._span)
+            window: deque[tuple[int, Any]] = deque(maxlen=self.span)
             n_frames = n_clips = 0
             for picture in pictures:
                 window.append(picture)
                 n_frames += 1
-                if n_frames < self._span or (n_frames - self._span) % self._step:
+                if n_frames < self.span or (n_frames - self.span) % self._step:
                     continue
                 clip = [*window][:: self.stride]
                 yield {
@@ -295,7 +295,7 @@ class Videos(Converter):
             detail = {"frames": n_frames, **video.facts()}
         if not n_clips:
             return self._too_short(n_frames, detail)
-        n_left = n_frames - max(n_clips * self._step, (n_clips - 1) * self._step + self._span)
+        n_left = n_frames - max(n_clips * self._step, (n_clips - 1) * self._step + self.span)
         return Outcome("converted", detail={**detail, "dropped": max(0, n_left)})
 
     def _whole(
@@ -304,21 +304,19 @@ class Videos(Converter):
         """Yield the whole video of a file as one sample; if it is damaged, up to the damage."""
         failure: MediaError | None = None
         if self.store == "packets":
-            stream, facts = self._packets(source.path)
+            stream, facts = self.packets(source.path)
         else:
             with media.VideoFile(source.path) as video:
-                pictures = self._pictures(video, "rgb" if self.store == "jpeg" else "yuv420")
-                encoder = self._encoder(video.time_base)
-                stream, n_retimed, failure = _encoded(encoder, pictures, source.path)
+                stream, n_retimed, failure = self.encode(video)
                 facts = video.facts()
             if n_retimed:
                 facts["retimed"] = n_retimed
         detail = {"frames": stream.n_frames, **facts}
-        is_long_enough = stream.n_frames >= self._span
+        is_long_enough = stream.n_frames >= self.span
         if is_long_enough:
             label = {"label": source.label, "source": source.name}
             yield {"frames": stream, **track.whole(), **label}
-        n_clips = max(0, -(-(stream.n_frames - self._span + 1) // self._step))
+        n_clips = max(0, -(-(stream.n_frames - self.span + 1) // self._step))
         if failure is not None:
             reason = str(failure).removeprefix(f"{source.path}: ")
             return Outcome("broken", reason, {**detail, "clips": n_clips})
@@ -335,14 +333,14 @@ class Videos(Converter):
             return None
         stream = sample["frames"]
         with media.VideoFile(source.path) as video, media.ClipDecoder() as decoder:
-            pictures = islice(self._pictures(video, "rgb"), min(_COMPARED, stream.n_frames))
+            pictures = islice(self.pictures(video, "rgb"), min(_COMPARED, stream.n_frames))
             wanted = np.stack([picture for _, picture in pictures if picture is not None])
             found = np.empty(wanted.shape, np.uint8)
             decoder.decode(stream, list(range(len(found))), found)
         difference = found.astype(np.int64) - wanted
         return float((difference**2).sum()), found.size
 
-    def _packets(self, path: str) -> tuple[EncodedStream, dict[str, Any]]:
+    def packets(self, path: str) -> tuple[EncodedStream, dict[str, Any]]:
         """Return the packets of a file as a stream, and the facts to report."""
         stream = media.demux(path, check=self.check)
         short, long = sorted((stream.width, stream.height))
@@ -354,12 +352,19 @@ class Videos(Converter):
         known = stream.parameters
         return stream, {name: known[key] for key, name in _FACTS.items() if key in known}
 
-    def _pictures(
+    def pictures(
         self, video: media.VideoFile, pixels: str
     ) -> Iterator[tuple[int, media.Pixels | None]]:
         """Return an iterator over the frames to store: their times, and their scaled pixels."""
         found = video.pictures(self.size, pixels=pixels)
         return found if self.fps is None else _resample(found, video.time_base, Fraction(self.fps))
+
+    def encode(
+        self, video: media.VideoFile, n_frames: int | None = None
+    ) -> tuple[EncodedStream, int, MediaError | None]:
+        """Encode the first `n_frames` frames of a video, or all; `_encoded` states the result."""
+        pictures = self.pictures(video, "rgb" if self.store == "jpeg" else "yuv420")
+        return _encoded(self._encoder(video.time_base), islice(pictures, n_frames), video.path)
 
     def _encoder(self, time_base: Fraction) -> Encoder:
         # In the result of `_complete_options`, the options of the encoder are never None.
@@ -372,7 +377,7 @@ class Videos(Converter):
         return media.StreamEncoder(size, size, time_base, gop=gop, crf=made["quality"], codec=codec)
 
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
-        reason = f"{n_frames} frames; one clip spans {self._span}"
+        reason = f"{n_frames} frames; one clip spans {self.span}"
         return Outcome("empty", reason, detail)
 
     @property
@@ -380,13 +385,13 @@ class Videos(Converter):
         return self.step or 1  # `step` is never None here, because __post_init__ sets it.
 
     @property
-    def _span(self) -> int:
+    def span(self) -> int:
         """The number of frames of the video from the first to the last frame of a clip."""
         return (self.frames - 1) * self.stride + 1
 
     def _is_used(self, n: int) -> bool:
         """Return True if the n-th frame is in a clip; the pixels of other frames are not needed."""
-        first = max(0, -(-(n - self._span + 1) // self._step))
+        first = max(0, -(-(n - self.span + 1) // self._step))
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)
         )
