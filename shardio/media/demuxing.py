@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,12 @@ _KEY, _HIDDEN, _DISPOSABLE = map(int, (PacketFlag.KEY, PacketFlag.HIDDEN, Packet
 
 
 def demux(
-    source: bytes | str, kind: str = "video", *, check: bool | None = None, name: str = ""
+    source: bytes | str,
+    kind: str = "video",
+    *,
+    check: bool | None = None,
+    name: str = "",
+    n_packets: int | None = None,
 ) -> EncodedStream:
     """Demux the first video stream (other than a cover picture) or audio stream of a file.
 
@@ -63,6 +69,8 @@ def demux(
             the flags may be wrong; if it is False, only if packets have no times. Audio is always
             decoded.
         name: the name of the file in errors; the path by default.
+        n_packets: the number of packets of a video to read, from the beginning of the file; by
+            default all. With fewer, damage of the rest is not detected.
 
     Raises:
         MediaError: the file has no such stream, the stream is damaged, or it cannot be represented
@@ -78,10 +86,12 @@ def demux(
         streams = video_streams(container, name)
         is_guessed = has_guessed_times(container, streams[0])
         with prefix_errors(name):
-            reader = PacketReader(container, streams[0])
-            check_complete(source, container, streams[0], reader.end())
+            packets = islice(container.demux(streams[0]), n_packets)
+            reader = PacketReader(container, streams[0], packets)
+            if n_packets is None:
+                check_complete(source, container, streams[0], reader.end())
             if is_guessed:
-                reader.times = stored_times(source, name, streams[0].index)
+                reader.times = stored_times(source, name, streams[0].index)[: len(reader.times)]
             stream = reader.stream(len(streams))
             untimed = np.array([time is None for time in reader.times], bool)
             if check or untimed.any() or (check is None and reader.needs_decoding(stream)):

@@ -105,6 +105,27 @@ def test_every_frame_by_packets_is_that_of_the_file(variant: str, tmp_path: Path
     assert_same_as_the_file(demux(str(path)), path)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_first_packets_of_a_file_are_a_stream(variant: str, tmp_path: Path) -> None:
+    path = made(variant, tmp_path)
+    whole, part = demux(str(path)), demux(str(path), n_packets=20)
+    assert len(part.packets) == 20
+    assert part.data == whole.data[: len(part.data)]
+    # A frame that is shown before the last ones may have a later packet.
+    shown, known = times_of(part).tolist(), times_of(whole).tolist()
+    assert 20 - 4 <= part.n_frames <= 20 and shown[:16] == known[:16]
+    found = by_packets(part, list(range(16)))
+    assert np.array_equal(found, by_packets(whole, list(range(16))))
+
+
+def test_damage_after_the_first_packets_is_not_detected(tmp_path: Path) -> None:
+    path = made("B-frames", tmp_path)
+    path.write_bytes(path.read_bytes() + b"\0\0\1\0free")
+    with pytest.raises(MediaError, match="ends 248 bytes before its container does"):
+        demux(str(path))
+    assert len(demux(str(path), n_packets=20).packets) == 20
+
+
 @pytest.mark.parametrize("n_before", [1, 12, 29, 60])
 @pytest.mark.parametrize(
     "options",
