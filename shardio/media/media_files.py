@@ -79,6 +79,14 @@ class VideoFile(Closing):
         """The seconds from one frame to the next, at the average frame rate of the stream."""
         return 1 / (self._stream.average_rate or Fraction(25))
 
+    @property
+    def seconds(self) -> Fraction | None:
+        """The duration that the container declares; None if it declares none."""
+        if self._stream.duration is not None:
+            return self._stream.duration * self.time_base
+        duration = self._container.duration
+        return None if duration is None else Fraction(duration, 1_000_000)
+
     def facts(self) -> dict[str, Any]:
         """Return the video's properties as JSON values; some are set when a frame is decoded."""
         return dict(self._facts)

@@ -109,6 +109,23 @@ def test_what_was_chosen_and_normalised_is_recorded(
         assert expected.items() <= video.facts().items()
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "seconds"),
+    [
+        ("a.mp4", {}, 2),
+        ("a.mp4", {"times": range(100, 150)}, 2),
+        ("a.mkv", {}, 2),
+        ("a.ts", {}, 2),
+        ("a.h264", {}, None),
+    ],
+)
+def test_the_duration_is_what_the_container_declares(
+    tmp_path: Path, name: str, options: dict[str, Any], seconds: int | None
+) -> None:
+    with VideoFile(str(write_video(tmp_path / name, scene(50), **options))) as video:
+        assert video.seconds == seconds
+
+
 def test_only_wanted_frames_are_converted(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", scene(9))
     with VideoFile(str(path)) as video:
