@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from shardio._workers.processes import limits, linux
 from shardio.errors import UnsupportedEnvironment
 from shardio.measuring.measure import Conclusion, LoadingReport, LoadingRun, measure_loading
-from shardio.measuring.stored import StoredReport, measure_stored, source_bytes
+from shardio.measuring.stored import StoredReport, measure_clips, measure_stored, source_bytes
 from shardio.storage.file_access import max_maps
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "MachineLimits",
     "StoredReport",
     "machine_limits",
+    "measure_clips",
     "measure_loading",
     "measure_stored",
     "source_bytes",

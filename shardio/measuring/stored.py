@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -91,11 +92,44 @@ def _measure_rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) ->
                 decode()
             except MediaError as error:
                 raise MediaError(f"{dataset[row].get('source', row)}: {error}") from error
-        n_decoded, start_s = 0, time.perf_counter()
-        while (elapsed_s := time.perf_counter() - start_s) < seconds and n_decoded < _MAX_SAMPLES:
-            draw.choice(decoders)()
-            n_decoded += 1
-    return n_decoded / max(elapsed_s, 1e-9)
+        return _calls_per_s(decoders, draw, seconds)
+
+
+def measure_clips(
+    videos: Sequence[EncodedStream | np.ndarray], view: Mapping[str, Any], *, seconds: float = 0.5
+) -> float:
+    """Measure and return how many random clips this thread decodes per second.
+
+    Each of `videos` is a stream, or the pixels of a clip, which are copied. `view` is a view of
+    clips, as a dataset records it. After one clip of each video, clips are decoded for `seconds` of
+    CPU time, or until there are 200.
+    """
+    draw = random.Random(0)
+    with ClipDecoder() as decoder:
+        decoders: list[Callable[[], object]] = [
+            each.copy
+            if isinstance(each, np.ndarray)
+            else partial(_decode_random_clip, each, view, decoder, draw)
+            for each in videos
+        ]
+        for decode in decoders:
+            decode()
+        # Other programs that are running now do not run during training: measure CPU time.
+        return _calls_per_s(decoders, draw, seconds, time.thread_time)
+
+
+def _calls_per_s(
+    functions: Sequence[Callable[[], object]],
+    draw: random.Random,
+    seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Call functions at random, for `seconds` or 200 times; return the calls per second."""
+    n_calls, start_s = 0, clock()
+    while (elapsed_s := clock() - start_s) < seconds and n_calls < _MAX_SAMPLES:
+        draw.choice(functions)()
+        n_calls += 1
+    return n_calls / max(elapsed_s, 1e-9)
 
 
 def _sample_decoder(
