@@ -15,6 +15,7 @@ from shardio.conversion.converter import (
     known_kinds,
 )
 from shardio.conversion.report import ConversionReport, InputReport, Progress
+from shardio.conversion.store_choice import StoreChoice, StoreEstimate, choose_store
 
 __all__ = [
     "BUILT_IN",
@@ -24,6 +25,9 @@ __all__ = [
     "InputReport",
     "Outcome",
     "Progress",
+    "StoreChoice",
+    "StoreEstimate",
+    "choose_store",
     "convert",
     "converter_class",
     "converter_classes",
