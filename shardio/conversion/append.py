@@ -8,6 +8,7 @@ samples are added at the end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +20,18 @@ import numpy as np
 
 from shardio.conversion.converter import OUTCOMES, Input, OutcomeKind
 from shardio.conversion.inputs import Listing, input_hash, input_states
-from shardio.conversion.journal import PLAN_FILE, different_settings
+from shardio.conversion.journal import PLAN_FILE, different_settings, read_plan
 from shardio.conversion.report import InputReport
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import WORK_FOLDER, holds_dataset, load, recover
 from shardio.dataset.selection import RowRuns
-from shardio.errors import DatasetConflict, DatasetExists, DatasetNotFound, InvalidArgument
+from shardio.errors import (
+    DataError,
+    DatasetConflict,
+    DatasetExists,
+    DatasetNotFound,
+    InvalidArgument,
+)
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.object_store import run_parallel
@@ -96,6 +103,26 @@ def inherit_options(
         else value
         for key, value in {**own, **options}.items()
     }
+
+
+def recorded_options(
+    base: Generation | None, kind: str, out: PathName, *, resume: bool
+) -> Mapping[str, Any]:
+    """Return the options of a converter that the dataset or the interrupted conversion records.
+
+    `base` is the generation to append to, or None. The mapping is empty if another kind is
+    recorded, or nothing.
+    """
+    recorded: Mapping[str, Any] = {} if base is None else base.converter
+    if base is None and resume:
+        # Errors are raised when the conversion opens its work folder.
+        with contextlib.suppress(DataError, InvalidArgument, OSError):
+            if (plan := read_plan(Path(out) / WORK_FOLDER)) is not None:
+                recorded = plan.settings.get("converter", {})
+            elif holds_dataset(out):
+                recorded = load(out).converter
+    found: Mapping[str, Any] = recorded.get("options", {})
+    return found if recorded.get("name") == kind else {}
 
 
 def check_same_samples(

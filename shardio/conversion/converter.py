@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from shardio._base.callers import did_you_mean
+from shardio.conversion.store_choice import StoreChoice
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.format.schema import Schema
@@ -110,12 +111,14 @@ class Converter(ABC):
             as broken. With `workers=0`, there is no limit.
         splits_by_file_name: True if files named like splits, such as `train.csv` and `test.csv`,
             become subsets when no folders do. This suits inputs that contain many samples each.
+        store_choice: in the result of `fitted`, how it has chosen the store; None if it has not.
     """
 
     kind: ClassVar[str]
     version: ClassVar[str]
     step_s: ClassVar[float | None] = None
     splits_by_file_name: ClassVar[bool] = False
+    store_choice: ClassVar[StoreChoice | None] = None
 
     @abstractmethod
     def schema(self) -> Schema:
@@ -141,6 +144,14 @@ class Converter(ABC):
 
         The method is called once, before the samples of the first input are read. Inferred options
         are recorded like the options of the caller.
+        """
+        return self
+
+    def inherited(self, recorded: Mapping[str, Any]) -> Converter:
+        """Return a converter whose options are recorded ones where `fitted` would measure them.
+
+        The method is called before `fitted`, in an append with the options that the dataset
+        records, and in a resumed conversion with those of the interrupted conversion.
         """
         return self
 

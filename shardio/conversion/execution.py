@@ -28,6 +28,7 @@ from shardio.conversion.append import (
     inherit_options,
     load_base,
     rebase,
+    recorded_options,
     reports_if_complete,
 )
 from shardio.conversion.classes import (
@@ -168,6 +169,7 @@ class ConvertOptions:
             kind, options = inherit_options(base, kind, options)
         try:
             source = make_converter(kind or guess_kind(listing.inputs), options)
+            source = source.inherited(recorded_options(base, source.kind, out, resume=self.resume))
             listing = join_parts(listing, source)
             return _fitted(source, listing), listing
         except InvalidArgument:
@@ -315,7 +317,8 @@ class _Run:
         """Divide the inputs in `listing` into units, and record the units in the journal."""
         units = cut_units(listing.inputs)
         on_shard = None if self.options.uploader is None else self._upload
-        self.state = ConversionState(listing, units, self.options.progress, on_shard)
+        choice = self.job.source.store_choice
+        self.state = ConversionState(listing, units, self.options.progress, on_shard, choice)
         self.staging.begin(self._settings, [unit.key for unit in units])
 
     def convert(self, others: Sequence[InputReport] = ()) -> list[InputReport]:
@@ -438,6 +441,7 @@ class _Run:
             view=found.view if found else self.job.source.view(),
             subsets=subset_sizes(found),
             ignored=self.listing.ignored,
+            choice=self.job.source.store_choice,
         )
 
 

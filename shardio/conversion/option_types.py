@@ -45,6 +45,8 @@ class VideoOptions(CommonOptions, total=False):
     step: int | None
     size: int
     store: str
+    disk: int | None
+    rate: float | None
     fps: str | int | float | None
     codec: str | None
     gop: int | None
@@ -116,6 +118,7 @@ class GuessedOptions(CommonOptions, total=False):
     classes: Sequence[str] | None
     codec: str | None
     columns: Sequence[str] | None
+    disk: int | None
     dtype: str | None
     eot: int | None
     fields: Mapping[str, str] | None
@@ -124,6 +127,7 @@ class GuessedOptions(CommonOptions, total=False):
     gop: int | None
     length: int | None
     quality: int | None
+    rate: float | None
     records: str | None
     references: Sequence[str] | None
     rows: bool | None

@@ -13,6 +13,7 @@ from shardio._base.classes import one_line
 from shardio._base.html import fragment, listing, table
 from shardio._base.progress import ProgressState, counted, format_size
 from shardio.conversion.converter import ITEMS, Input, OutcomeKind, kind_from_names, known_kinds
+from shardio.conversion.store_choice import StoreChoice
 from shardio.dataset.generation import ROWS
 from shardio.dataset.manifest import POINTER
 from shardio.errors import InvalidArgument
@@ -24,7 +25,7 @@ class Progress:
 
     An input is one file, or one item of a Python iterable. `n_bytes` and `n_bytes_done` are the
     total sizes of all files and of the finished files; for items, they are 0. `name`, `outcome` and
-    `reason` are those of the input that finished last.
+    `reason` are those of the input that finished last. `choice` is as in `ConversionReport`.
     """
 
     n_inputs_done: int
@@ -36,6 +37,7 @@ class Progress:
     name: str = ""
     outcome: OutcomeKind | None = None
     reason: str = ""
+    choice: StoreChoice | None = None
 
 
 def progress_state(state: Progress) -> ProgressState:
@@ -43,7 +45,7 @@ def progress_state(state: Progress) -> ProgressState:
     has_sizes = state.n_bytes > 0
     unit = "files" if has_sizes else "items"
     return ProgressState(
-        title="converting",
+        title=f"converting to {state.choice.store}" if state.choice else "converting",
         done=state.n_bytes_done if has_sizes else state.n_inputs_done,
         total=state.n_bytes if has_sizes else state.n_inputs,
         counts=f"{state.n_inputs_done:,} of {counted(state.n_inputs, unit)}",
@@ -118,6 +120,8 @@ class ConversionReport:
     not include the new samples. `view` is the dataset's default view: what a loader reads as one
     sample. `subsets` maps the names of the dataset's subsets to the numbers of their samples.
     `ignored` names the hidden files and folders of the source, and its folders without files.
+    `choice` is how `store="auto"` has chosen the store; None if the caller named the store, or an
+    earlier conversion has chosen it.
     """
 
     dataset: Path | str
@@ -134,6 +138,7 @@ class ConversionReport:
     view: Mapping[str, Any] = field(default_factory=lambda: ROWS)
     subsets: Mapping[str, int] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    choice: StoreChoice | None = None
 
     def _outcome(self) -> tuple[str, str]:
         published = f"generation {self.generation}" if self.generation else "nothing published"

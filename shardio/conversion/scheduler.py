@@ -41,6 +41,7 @@ from shardio.conversion.journal import (
     read_record,
 )
 from shardio.conversion.report import InputReport, Progress
+from shardio.conversion.store_choice import StoreChoice
 from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s
 from shardio.errors import ShardioError, UnsupportedEnvironment, WorkerDied
 from shardio.shard.writer import ShardSummary
@@ -62,9 +63,10 @@ class ConversionState:
         units: Sequence[Unit],
         progress: Callable[[Progress], None] | None,
         on_shard: Callable[[str, ShardSummary], object] | None = None,
+        choice: StoreChoice | None = None,
     ) -> None:
         self.listing, self.units, self._n_started = listing, units, 0
-        self._progress, self._on_shard = progress, on_shard
+        self._progress, self._on_shard, self._choice = progress, on_shard, choice
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
@@ -155,6 +157,7 @@ class ConversionState:
                 n_bytes=self._n_bytes,
                 n_samples=self._n_samples,
                 n_broken=self._n_broken,
+                choice=self._choice,
                 **latest,
             )
         )

@@ -367,6 +367,8 @@ def test_no_encoder(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(encoding._ENCODERS, "h264", ("libnone", {}))
     with pytest.raises(UnsupportedEnvironment, match="no encoder libnone here.*; --store raw "):
         shardio.convert(root / "a", tmp_path / "out", workers=0, **SMALL)
+    with pytest.raises(UnsupportedEnvironment, match="no encoder libnone here.*; --store raw "):
+        shardio.convert(root / "a", tmp_path / "out", store="auto", rate=1, workers=0, **SMALL)
     assert not (tmp_path / "out").exists()
 
 

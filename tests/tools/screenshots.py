@@ -53,6 +53,11 @@ class Scene:
 
 SCENES: Final = (
     Scene("convert-lossy", "convert videos/ lossy/ --workers 0", is_steady=False),
+    Scene(
+        "convert-auto",
+        "convert videos/ chosen/ --workers 0 --store auto --disk 200GB --rate 20",
+        is_steady=False,
+    ),
     Scene("convert", "convert videos/ out/ --workers 0 --store packets"),
     Scene("inspect", "inspect out/"),
     Scene("verify", "verify out/"),

@@ -54,6 +54,53 @@ def test_raw_clips_and_left_over_frames(videos: Path, tmp_path: Path, capsys: Ca
     assert lines[-1].startswith("converted 3 of 6 files into 5 clips, ")
 
 
+def test_the_report_shows_why_a_store_was_chosen(
+    videos: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    command = ["convert", str(videos), str(tmp_path / "out"), *SMALL, "--store=auto"]
+    assert cli.main([*command, "--disk", "1.5GB", "--rate", "0.001", "--gop", "4"]) == 1
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0] == "Stores"
+    assert re.fullmatch("  store +size  clips/s per core", lines[1])
+    assert [line.split()[0] for line in lines[2:4]] == ["planes", "h264"]
+    assert sum(line.endswith("  chosen") for line in lines) == 1
+    assert lines[4].startswith("  random clips of 4 frames, 16 x 16, in RGB; from the beginnings")
+    assert " is the smallest store that takes at most 1.4 GiB and decodes 0.001 clips" in lines[5]
+    assert lines[6:8] == ["", "3 classes"]
+    chosen = lines[5].split()[0]
+    assert f"converting to {chosen}: 100%" in err
+
+
+def test_the_json_report_has_the_choice(videos: Path, tmp_path: Path, capsys: Capture) -> None:
+    command = ["convert", str(videos), str(tmp_path / "out"), *SMALL, "--store=auto", "--json"]
+    assert cli.main([*command, "--disk=1GB"]) == 1
+    choice = json.loads(capsys.readouterr().out)["choice"]
+    assert choice.keys() == {"store", "reason", "basis", "stores"}
+    assert choice["reason"].startswith(f"{choice['store']} is the fastest store that takes at ")
+    for one in choice["stores"]:
+        assert one.keys() == {"store", "bytes", "clips_per_s", "problem"} and one["bytes"] > 0
+
+
+def test_without_a_fitting_store_the_error_lists_all(
+    videos: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    command = ["convert", str(videos), str(tmp_path / "out"), *SMALL, "--store=auto"]
+    assert cli.main([*command, "--disk", "10"]) == 2
+    out, err = capsys.readouterr()
+    first, basis, *stores = err.splitlines()
+    assert out == "" and first.startswith("shardio: --store auto: no store takes at most 10 bytes;")
+    assert basis.startswith("shardio: estimates for random clips of 4 frames, 16 x 16, in RGB; ")
+    assert len(stores) == 5 and all(line.endswith("; misses disk") for line in stores)
+
+
+@pytest.mark.parametrize("size", ["1.5XB", "-1", "many"])
+def test_the_disk_space_is_a_size(size: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["convert", "videos", "out", f"--disk={size}"])
+    assert f"expected bytes, such as 100MB or 64MiB; found {size!r}" in capsys.readouterr().err
+
+
 def test_the_json_report_holds_every_input(videos: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     assert cli.main(["convert", str(videos), str(out), *SMALL, "--store=raw", "--json"]) == 1

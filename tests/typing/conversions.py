@@ -10,7 +10,7 @@ import numpy as np
 
 import shardio
 from shardio import Array, Converter, Input, Outcome, Schema, Text
-from shardio.conversion import ConversionReport
+from shardio.conversion import ConversionReport, StoreChoice
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ def files(kind: str, options: dict[str, Any]) -> None:
     found = shardio.convert("videos/", "clips/", frames=8, size=32, workers=2)
     assert_type(found, ConversionReport)
     shardio.convert("videos/", "clips/", kind="videos", frames=8, fps="30000/1001", audio=True)
+    chosen = shardio.convert("videos/", "clips/", store="auto", disk=200 * 10**9, rate=2000)
+    assert_type(chosen.choice, StoreChoice | None)
     shardio.convert("images/", "out/", kind="images", store="pixels", size=64, quality=90)
     shardio.convert("arrays/", "out/", kind="arrays", rows=True, fields={"x": "float32[3]"})
     shardio.convert("sound/", "out/", kind="audio", labels="labels.csv", overwrite=True)

@@ -28,6 +28,7 @@ def connections(address: str) -> None:
 def conversions() -> None:
     shardio.convert("videos/", "clips/", framez=8)  # type: ignore[call-overload]
     shardio.convert("videos/", "clips/", frames="8")  # type: ignore[call-overload]
+    shardio.convert("videos/", "clips/", store="auto", disk="200GB")  # type: ignore[call-overload]
     shardio.convert("videos/", "clips/", kind="videos", framez=8)  # type: ignore[call-overload]
     shardio.convert("videos/", "clips/", kind="videos", frames="8")  # type: ignore[call-overload]
     shardio.convert("images/", "out/", kind="images", frames=8)  # type: ignore[call-overload]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import shardio
 from shardio._base.progress import format_size
-from shardio.conversion import BUILT_IN
+from shardio.conversion import BUILT_IN, StoreChoice
 from shardio.measuring import StoredReport, source_bytes
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.report import schema_facts, type_text
@@ -57,11 +57,26 @@ def report_as_json(report: shardio.ConversionReport, stored: StoredReport | None
     }
     if n_bytes:
         facts["ratio"] = round(report.n_bytes / n_bytes, 4)
+    if report.choice is not None:
+        facts["choice"] = _choice_as_json(report.choice)
     if stored is not None:
         facts["random_samples_per_s"] = round(stored.samples_per_s, 1)
         if stored.psnr_db:
             facts["psnr_db"] = {name: round(db, 2) for name, db in stored.psnr_db.items()}
     return facts
+
+
+def _choice_as_json(choice: StoreChoice) -> dict[str, Any]:
+    stores = [
+        {
+            "store": one.store,
+            "bytes": one.n_bytes,
+            "clips_per_s": round(one.clips_per_s, 1),
+            "problem": one.problem,
+        }
+        for one in choice.estimates
+    ]
+    return {"store": choice.store, "reason": choice.reason, "basis": choice.basis, "stores": stores}
 
 
 def no_samples_line(report: shardio.ConversionReport) -> str:
@@ -80,6 +95,8 @@ def describe_report(
 ) -> Iterator[Element]:
     """Yield the elements of the report; `stored` is None if the result was not measured."""
     appends = options.append
+    if report.choice is not None:
+        yield from _describe_choice(report.choice)
     if report.n_samples or not report.n_samples_before:
         yield from _describe_classes(report, options)
     if not is_url(options.out) and _lies_in(options.out, options.src):
@@ -124,6 +141,18 @@ def describe_report(
     loader = f"loader = shardio.ShardLoader({escaped(options.out)!r}, batch_size=8, shuffle=True)"
     code = [(loader, ""), ("for batch in loader.progress(): ...", "")]
     yield Next([inspect_step(options.out)], code)
+
+
+def _describe_choice(choice: StoreChoice) -> Iterator[Element]:
+    yield Heading("Stores")
+    rows = []
+    for one in choice.estimates:
+        chosen = Cell("chosen", "good") if one.store == choice.store else escaped(one.problem)
+        figures = [format_size(one.n_bytes), f"{one.clips_per_s:,.0f}"] if one.n_bytes else ["", ""]
+        rows.append([one.store, *figures, chosen])
+    yield Table(rows, ("store", "size", "clips/s per core", ""), "<>>")
+    yield Cell(f"  {choice.basis}", "dim")
+    yield f"  {choice.reason}"
 
 
 def _lies_in(out: str, folder: str) -> bool:

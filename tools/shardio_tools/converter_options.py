@@ -2,6 +2,7 @@
 
 The annotation of a field determines how its value is parsed; its docstring is the help text.
 The metadata of a field may override `flag` (None for no option), `metavar`, `choices` and `help`.
+With the `unit` "bytes", a number may be a size such as 100MB.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import shardio
 from shardio.conversion import BUILT_IN, converter_class, converter_classes, known_kinds
-from shardio_tools.arguments import named_once
+from shardio_tools.arguments import named_once, parse_bytes
 from shardio_tools.output import utf8_name
 
 PREFIX = "converter."
@@ -107,6 +108,8 @@ def options_of(converter: type[shardio.Converter]) -> Iterator[ConverterOption]:
         parsing = _parsing(types.get(each.name, str), known.get("choices"))
         if flag is None or parsing is None or not each.init:
             continue
+        if known.get("unit") == "bytes":
+            parsing["type"] = parse_bytes
         if "metavar" in known:
             parsing["metavar"] = known["metavar"]
         text = known.get("help", docs.get(each.name, ""))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.metadata import version
 from itertools import islice
@@ -28,9 +29,11 @@ from shardio import (
 )
 from shardio.errors import UnsupportedEnvironment
 from shardio_converters.media.audio import AudioTrack, is_media, with_audio_facts
+from shardio_converters.media.store_trial import choose_by_trial
 from shardio_converters.options import check_choice, check_flag, check_number
 
 STORES: Final = ("raw", "planes", "jpeg", "h264", "packets")
+AUTO: Final = "auto"
 # The default and the largest crf of each codec
 CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
 JPEG_QUALITY: Final = 90
@@ -59,7 +62,11 @@ def _complete_options(options: Any) -> Mapping[str, Any]:
     for name, most in LIMITS.items():
         check_number(name, found.get(name, getattr(options, name)), 1, most)
     store = options.store
-    check_choice("store", store, STORES)
+    check_choice("store", store, (*STORES, AUTO))
+    _check_limits(options)
+    if store == AUTO:
+        options.candidates()  # raises InvalidArgument if there are none
+        return found
     for name, stores in _STORES_OF.items():
         if getattr(options, name) is not None and store not in stores:
             raise InvalidArgument(
@@ -79,6 +86,25 @@ def _complete_options(options: Any) -> Mapping[str, Any]:
         found["quality"] = JPEG_QUALITY if options.quality is None else options.quality
         check_number("quality", found["quality"], 1, 100)
     return found
+
+
+def _check_limits(options: Any) -> None:
+    disk, rate = options.disk, options.rate
+    is_limited = disk is not None or rate is not None
+    if options.store != AUTO and is_limited:
+        raise InvalidArgument(
+            "disk (--disk) and rate (--rate) are limits for store='auto' (--store auto); found "
+            f"store {options.store!r}"
+        )
+    if options.store == AUTO and not is_limited:
+        raise InvalidArgument(
+            "store='auto' (--store auto) needs a limit: disk (--disk), the maximum size in "
+            "bytes, rate (--rate), the minimum number of clips per second, or both"
+        )
+    if disk is not None:
+        check_number("disk", disk, 1, 1 << 62)
+    if rate is not None and (type(rate) not in (int, float) or not 0 < rate < math.inf):
+        raise InvalidArgument(f"rate is {rate!r}; it must be a number of clips per second, above 0")
 
 
 def _encoder_options(options: Any) -> dict[str, Any]:
@@ -172,7 +198,8 @@ class Videos(Converter):
     is a whole video in the field `frames`: encoded by `codec` with a keyframe every `gop` frames
     (`h264`), a JPEG per frame (`jpeg`), the 4:2:0 planes of each frame without loss (`planes`), or
     the unchanged packets of the file (`packets`). The default view of the dataset has the clips
-    that `raw` would store.
+    that `raw` would store. With the store `auto`, `fitted` chooses another by `disk` and
+    `rate`.
 
     With `audio`, samples contain the unchanged packets of the first audio track, whose times count
     from the same zero as those of the video; a clip contains all packets that are needed to decode
@@ -191,7 +218,12 @@ class Videos(Converter):
     size: int = 112
     """Height and width of a frame."""
     store: str = field(default="h264", metadata={"metavar": "NAME"})
-    """h264 (default), raw, planes, jpeg, packets."""
+    """h264 (default), raw, planes, jpeg, packets; auto chooses by --disk and --rate."""
+    disk: int | None = field(default=None, metadata={"metavar": "N", "unit": "bytes"})
+    """For --store auto: maximum size of the dataset in bytes, or as in 200GB."""
+    rate: float | None = field(default=None, metadata={"metavar": "X"})
+    """For --store auto: minimum number of random clips that the CPUs of this machine decode per
+    second, together."""
     fps: str | int | float | None = field(default=None, metadata={"metavar": "RATE"})
     """Frame rate to sample, such as 10 or 30000/1001."""
     codec: str | None = None
@@ -211,6 +243,35 @@ class Videos(Converter):
         # Set omitted options, too: equal conversions then record equal options in their datasets.
         for name, value in _complete_options(self).items():
             object.__setattr__(self, name, value)
+
+    def candidates(self) -> list[Videos]:
+        """Return a converter for each store that accepts the options given for `auto`."""
+        found, failures = list[Videos](), list[str]()
+        for store in STORES:
+            try:
+                found.append(self._with_store(store))
+            except InvalidArgument as error:
+                failures.append(f"{store}: {error}")
+        if not found:
+            raise InvalidArgument(f"no store accepts these options: {'; '.join(failures)}")
+        return found
+
+    def _with_store(self, store: str) -> Videos:
+        return replace(self, store=store, disk=None, rate=None)
+
+    def inherited(self, recorded: Mapping[str, Any]) -> Videos:
+        """Return a converter with the recorded store instead of `auto`."""
+        store = recorded.get("store")
+        return self._with_store(store) if self.store == AUTO and store in STORES else self
+
+    def fitted(self, inputs: Sequence[Input]) -> Videos:
+        """Return a converter with a store instead of `auto`, chosen by a trial with some inputs."""
+        if self.store != AUTO:
+            return self
+        choice = choose_by_trial(self, inputs)
+        found = self._with_store(choice.store)
+        object.__setattr__(found, "store_choice", choice)
+        return found
 
     def schema(self) -> Schema:
         """Return the fields of a sample."""
@@ -242,6 +303,9 @@ class Videos(Converter):
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of the libraries that determine the bytes; check the encoder."""
         found = dict(media.library_versions())
+        if self.store == AUTO:
+            for each in self.candidates():
+                found |= each.libraries()
         if self.store == "jpeg":
             found["simplejpeg"] = version("simplejpeg")
         if self.store == "planes":
@@ -340,9 +404,11 @@ class Videos(Converter):
         difference = found.astype(np.int64) - wanted
         return float((difference**2).sum()), found.size
 
-    def packets(self, path: str) -> tuple[EncodedStream, dict[str, Any]]:
-        """Return the packets of a file as a stream, and the facts to report."""
-        stream = media.demux(path, check=self.check)
+    def packets(
+        self, path: str, n_packets: int | None = None
+    ) -> tuple[EncodedStream, dict[str, Any]]:
+        """Return the first packets of a file, or all, as a stream, and the facts to report."""
+        stream = media.demux(path, check=self.check, n_packets=n_packets)
         short, long = sorted((stream.width, stream.height))
         if 2 * long * self.size >= short * (2 * media.MAX_SIDE + 1):
             raise MediaError(

@@ -31,6 +31,7 @@ from shardio.storage.remote.connection import replaced_error
 from shardio.storage.remote.object_store import ObjectStore
 from shardio_tools import cli
 from tests.lines import install, interrupt_after, killed, write
+from tests.media_made import scene, write_video
 from tests.storage.remote.scene import Scene
 
 OPTIONS: dict[str, Any] = {"kind": "lines", "workers": 0, "shard_bytes": 9000}
@@ -224,6 +225,17 @@ def test_one_conversion_at_a_time_per_url(place: Place, monkeypatch: pytest.Monk
     monkeypatch.setattr(Upload, "publish", late)
     assert place.convert().n_samples == 4
     assert place.texts() == WORDS
+
+
+def test_a_resumed_upload_keeps_the_store_that_was_chosen(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_video(tmp_path / "videos" / "a.mp4", scene(4))
+    options: dict[str, Any] = {"store": "auto", "rate": 1e-9, "frames": 4, "size": 16, "workers": 0}
+    place.interrupted(src=path.parent, **options)
+    monkeypatch.setattr("shardio_converters.media.videos.choose_by_trial", killed)
+    report = place.convert(path.parent, resume=True, **options)
+    assert (report.n_samples, report.choice) == (1, None)
 
 
 def test_resume_waits_for_old_uploads(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
