@@ -32,13 +32,13 @@ from tests.loading import (
 )
 from tests.shards import EVERY_FIELD, flip
 
-N = 403
+N = 131
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     root = tmp_path_factory.mktemp("loader")
-    return {k: write_dataset(root / str(k), N, k) for k in (1, 3, 400)}
+    return {k: write_dataset(root / str(k), N, k) for k in (1, 3, 128)}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_the_options_of_a_loader_do_not_apply_to_its_view(small: str) -> None:
 
 @pytest.mark.parametrize(
     ("num_workers", "n_shards"),
-    [(0, 1), (1, 1), (2, 1), *((n, 3) for n in (0, 1, 2, 5)), (0, 400), (2, 400)],
+    [(0, 1), (1, 1), (2, 1), *((n, 3) for n in (0, 1, 2, 5)), (0, 128), (2, 128)],
 )
 def test_every_sample_of_an_epoch_comes_once_and_as_a_direct_read_gives_it(
     folders: dict[int, str], read: list[dict[str, Any]], num_workers: int, n_shards: int
@@ -112,7 +112,7 @@ def test_batches_are_equal_however_filled(folders: dict[int, str], given: dict[s
 
 
 def test_shards_do_not_change_what_is_in_a_batch(folders: dict[int, str]) -> None:
-    one, many = (_epochs(folders[k], shuffle=True)[0] for k in (1, 400))
+    one, many = (_epochs(folders[k], shuffle=True)[0] for k in (1, 128))
     # Without (shard, row), which differ.
     assert [(b[2], b[4]) for b in one] == [(b[2], b[4]) for b in many]
 
