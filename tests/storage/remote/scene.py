@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,8 @@ from shardio.dataset.manifest import load
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.object_store import ObjectStore
+from tests.faults.scene import MARK
+from tests.faults.stem import Stem, stem
 
 BUCKET = "bucket"
 OPTIONS = {
@@ -204,6 +206,29 @@ class Scene:
     """A bucket: what is put into it, and what the proxy before it does."""
 
     proxy: Proxy
+    ends: ExitStack
+    """What ends with the server."""
+
+    @cached_property
+    def stem(self) -> Stem:
+        """A process that has imported all that programs need, and forks for each."""
+        return self.ends.enter_context(
+            stem(MARK, "obstore.store", "shardio.storage.remote.storage")
+        )
+
+    @contextmanager
+    def program(self, code: str, told: Any) -> Iterator[subprocess.Popen[str]]:
+        """Run a program until the end of the `with`; `told`, as JSON, is its argument."""
+        env = {**os.environ, MARK: "0" * 32}
+        argument = f"import sys; sys.argv.append({json.dumps(told)!r})\n"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": 2}
+        command = [sys.executable, "-c", argument + code]
+        started: Any = self.stem.popen(command, **pipes, text=True, env=env)
+        with started as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -299,30 +324,18 @@ def scene() -> Iterator[Scene]:
         proxy = Proxy(port)
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
         thread.start()
-        found = Scene(proxy)
+        ends = ExitStack()
+        found = Scene(proxy, ends)
         found.put("", b"")
         try:
             yield found
         finally:
+            ends.close()
             proxy.shutdown()
             thread.join()
             proxy.server_close()
             server.stdin.close()
             server.wait(20)
-
-
-@contextmanager
-def program(code: str, told: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a program until the end of the `with`, with one argument."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", code, json.dumps(told)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def line_of(process: subprocess.Popen[str]) -> str:

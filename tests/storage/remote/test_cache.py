@@ -25,7 +25,7 @@ from shardio.storage.remote.cache_folder import CacheEvictor, holds_folder_lock,
 from tests.faults.failing import before_calls, fill_disk
 from tests.limits import files_of_at_most
 from tests.shards import write_media, write_shard
-from tests.storage.remote.scene import RemoteSet, line_of, program
+from tests.storage.remote.scene import RemoteSet, line_of
 
 N, N_SHARDS = 50, 5
 HOLDER = """
@@ -46,7 +46,8 @@ sys.stdin.read()
 def _holder(remote: RemoteSet, *shards: ShardSummary) -> Iterator[subprocess.Popen[str]]:
     """Another process, which holds some shards until it is told to end."""
     facts = [(s.name, s.n_samples, s.n_bytes, s.id) for s in shards]
-    with program(HOLDER, [str(remote.cache), remote.url, remote.store.options, *facts]) as process:
+    told = [str(remote.cache), remote.url, remote.store.options, *facts]
+    with remote.store.program(HOLDER, told) as process:
         yield process
 
 

@@ -46,7 +46,7 @@ def expected(folder: Path) -> dict[Any, list[tuple[bytes, bytes]]]:
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "blocks", "shards"])
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_equal_shards_load_like_others(equal: RemoteSet, num_workers: int, shuffle: Any) -> None:
     given: Any = {"output": "numpy", "num_workers": 0, "shuffle": shuffle}
     with (

@@ -18,7 +18,7 @@ from shardio import ShardLoader
 from shardio._workers.processes import zygote as zygotes
 from shardio.errors import CacheFull
 from tests.faults.failing import fill_disk
-from tests.storage.remote.scene import RemoteSet, line_of, program
+from tests.storage.remote.scene import RemoteSet, line_of
 
 N, N_SHARDS = 240, 12
 PROGRAM = """
@@ -55,7 +55,7 @@ def _program(
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a program that loads epochs and prints a hash of all their bytes."""
     where = {**remote.given, "cache": str(remote.cache), "cache_bytes": cache_bytes}
-    with program(PROGRAM, [remote.url, n_epochs, where, given]) as process:
+    with remote.store.program(PROGRAM, [remote.url, n_epochs, where, given]) as process:
         yield process
 
 
