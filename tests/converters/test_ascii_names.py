@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from shardio.dataset.manifest import load
-from tests.ascii_locale import Ran, run_command
+from tests.ascii_locale import Ran, run_commands
 
 MADE = Path(__file__).parent / "made"
 
@@ -74,12 +74,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(folder: Path) -> dict[str, Ran]:
+def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     options = ("--workers", "0")
-    return {
-        kind: run_command(("convert", kind, f"{kind}-ß", "--kind", kind, *options), folder)
-        for kind in KINDS
-    }
+    commands = [("convert", kind, f"{kind}-ß", "--kind", kind, *options) for kind in KINDS]
+    found = run_commands(commands, folder, tmp_path_factory.mktemp("outputs"))
+    return dict(zip(KINDS, found, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
