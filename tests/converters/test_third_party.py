@@ -75,7 +75,7 @@ def test_the_command_runs_an_installed_converter(installed: Path, tmp_path: Path
         assert [int(sample["label"]) for sample in dataset] == [0, 0, 1, 1]
         assert dataset.converter["name"] == "lines"
     assert "not UTF-8" in done.stdout
-    longer = run("--min-length", "4", "--overwrite", "--json")
+    longer = run("--min-length", "4", "--overwrite", "--json", "--workers", "0")
     assert longer.returncode == 1 and json.loads(longer.stdout)["samples"] == 2
     refused = run("--min-length", "long", "--overwrite")
     assert (
