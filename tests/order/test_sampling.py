@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "drawn once": {"sampler": WeightedSampler(WEIGHTS, replacement=False)},
 }
 EVERY_CHOICE = pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES.keys())
+EVERY_NAME = pytest.mark.parametrize("name", CHOICES)
 
 
 @pytest.fixture(scope="module")
@@ -86,21 +88,28 @@ def test_workers_change_neither_samples_nor_draws(folder: str, choice: dict[str,
         assert drawn(alone, 3) == drawn(made, 3)
 
 
-@EVERY_CHOICE
+@functools.cache
+def whole_and_state(folder: str, name: str) -> tuple[list[tuple[int, int, int]], dict[str, Any]]:
+    """Return three epochs of a choice, and the state after 5 batches of the second."""
+    with loader(folder, **CHOICES[name]) as made:
+        whole = drawn(made, 3)
+    return whole, state_after(loader(folder, **CHOICES[name]), 5, n_epochs=1)
+
+
+@EVERY_NAME
 @pytest.mark.parametrize(("batch_size", "world_size"), [(7, 1), (200, 1), (1, 2), (3, 3)])
 def test_every_order_resumes_across_batch_sizes_and_world_sizes(
-    folder: str, choice: dict[str, Any], batch_size: int, world_size: int
+    folder: str, name: str, batch_size: int, world_size: int
 ) -> None:
-    with loader(folder, **choice) as made:
-        whole = drawn(made, 3)
-    state = state_after(loader(folder, **choice), 5, n_epochs=1)
+    whole, state = whole_and_state(folder, name)
     assert (state["epoch"], state["position"]) == (1, 20)
     consumed = [each for each in whole if each[0] == 1][:20]
     rest = [each for each in whole if each[0] > 0][20:]
     assert len(consumed) == 20
     found = []
     for rank in range(world_size):
-        with loader(folder, batch_size, rank=rank, world_size=world_size, **choice) as made:
+        ranks = {"rank": rank, "world_size": world_size}
+        with loader(folder, batch_size, **ranks, **CHOICES[name]) as made:
             made.load_state_dict(state)
             found += drawn(made, 2)
     assert sorted(found) == sorted(rest)
