@@ -97,6 +97,19 @@ def test_a_group_leaves_its_limit_less_use_plus_cache(tmp_path: Path, version: i
 
 
 @pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("limit", [16000 * MIB, 9223372036854771712])
+def test_a_group_that_may_use_the_whole_machine_is_no_limit(
+    tmp_path: Path, version: int, limit: int
+) -> None:
+    group = in_v1("/job") if version == 1 else in_v2("/job")
+    figures = (v1 if version == 1 else v2)("/job", limit, 7000 * MIB, 40 * MIB)
+    found = limits(write(tmp_path / "a", machine() | group | figures))
+    assert found == [MemoryLimit(8000 * MIB, "MemAvailable of this machine")]
+    (alone,) = limits(write(tmp_path / "b", group | figures))  # without /proc/meminfo
+    assert alone.n_bytes == limit - 6960 * MIB
+
+
+@pytest.mark.parametrize("version", [1, 2])
 def test_the_tightest_level_above_the_process_counts(tmp_path: Path, version: int) -> None:
     files = in_v1("/a/b/c") if version == 1 else in_v2("/a/b/c")
     group = v1 if version == 1 else v2
