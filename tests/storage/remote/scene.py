@@ -207,7 +207,7 @@ class Scene:
 
     proxy: Proxy
     ends: ExitStack
-    """What ends with the server."""
+    """The contexts that end with the server."""
 
     @cached_property
     def stem(self) -> Stem:
