@@ -24,7 +24,7 @@ import shardio
 from shardio import Array, Json, Schema, ShardLoader, WorkerDied
 from shardio.errors import TransformError
 from shardio.order.permutation import SampleGenerators
-from tests.loading import WORKERS, bits, check_against, make_loader, write_dataset
+from tests.loading import HERE_OR_THERE, WORKERS, bits, check_against, make_loader, write_dataset
 from tests.shards import EVERY_FIELD
 
 N = 40
@@ -62,7 +62,7 @@ class Adder:
         return self(sample)
 
 
-@WORKERS
+@HERE_OR_THERE
 @pytest.mark.parametrize(
     "transform",
     [
@@ -263,7 +263,7 @@ def test_a_failure_is_told_alike_with_and_without_workers(folder: str) -> None:
     assert len(told) == 1
 
 
-@WORKERS
+@HERE_OR_THERE
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -323,7 +323,7 @@ MISFITS: dict[str, tuple[Callable[[Sample], Any], str]] = {
 }
 
 
-@WORKERS
+@HERE_OR_THERE
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_a_later_result_unlike_the_first_fails(folder: str, num_workers: int, misfit: str) -> None:
     make, words = MISFITS[misfit]
@@ -337,7 +337,7 @@ def test_a_later_result_unlike_the_first_fails(folder: str, num_workers: int, mi
     assert re.search(words, str(error))
 
 
-@WORKERS
+@HERE_OR_THERE
 @pytest.mark.parametrize(
     "misfit",
     ["None", "several samples", "object", "complex", "array of str", "large int", "date", "set"],
