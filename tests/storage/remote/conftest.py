@@ -66,9 +66,9 @@ def equal(store: Scene, equal_shards: Path, equal_url: str, tmp_path: Path) -> R
 
 @pytest.fixture(scope="session")
 def equal_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a dataset of 64 shards of four samples, in which each content occurs 8 times."""
+    """Write a dataset of 32 shards of four samples, in which each content occurs 8 times."""
     place = tmp_path_factory.mktemp("equal") / "set"
-    samples = list(two_fields(32))
-    write_dataset(place, 256, 64, TWO_FIELDS, (samples[i % 32] for i in range(256)))
-    assert len({shard.id for shard in load(place).shards}) == 8
+    samples = list(two_fields(16))
+    write_dataset(place, 128, 32, TWO_FIELDS, (samples[i % 16] for i in range(128)))
+    assert len({shard.id for shard in load(place).shards}) == 4
     return place

@@ -84,7 +84,7 @@ def test_prefetching_ends(equal: RemoteSet, monkeypatch: pytest.MonkeyPatch, wha
             pass
         monkeypatch.setattr("shardio._loading.prefetch.Prefetcher", None)  # which cannot be made
         assert len(list(loader)) == len(loader)
-    assert len(equal.files()) == 64 * (2 if what == "a mixture" else 1)
+    assert len(equal.files()) == 32 * (2 if what == "a mixture" else 1)
 
 
 def test_an_epoch_is_exact_whatever_the_network_does(remote: RemoteSet, expected: Any) -> None:
