@@ -135,8 +135,7 @@ class ConvertOptions:
             if self.split_seed != 0:
                 raise InvalidArgument("split_seed (--split-seed): only together with split")
             return
-        names = ("split", "split_seed")
-        check_split(self.split, self.split_seed, names=names)
+        check_split(self.split, self.split_seed, names=("split", "split_seed"))
         if self.append:
             raise InvalidArgument(
                 "split and append are mutually exclusive: append first, and then assign all "
@@ -155,8 +154,7 @@ class ConvertOptions:
 
     def undo_killed_overwrite(self, out: PathName) -> None:
         """Undo an overwrite with Python samples that was killed, because it cannot be resumed."""
-        is_local = self.uploader is None
-        if is_local and not self.overwrite and lacks_units(Path(out) / WORK_FOLDER):
+        if not (self.uploader or self.overwrite) and lacks_units(Path(out) / WORK_FOLDER):
             with self.make_staging(out):
                 pass
 
@@ -293,9 +291,8 @@ class _Run:
 
     def is_complete(self) -> bool:
         """Return True if nothing is to resume: the dataset is published, no work folder is left."""
-        is_local = self.options.uploader is None
         is_over = holds_dataset(self.staging.out) and not self.staging.folder.exists()
-        return self.options.resume and is_local and is_over
+        return self.options.resume and self.options.uploader is None and is_over
 
     def report_complete(self) -> ConversionReport:
         """Return the report on a complete dataset; raise DatasetExists if it is another one."""
