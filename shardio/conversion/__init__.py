@@ -14,8 +14,14 @@ from shardio.conversion.converter import (
     converter_classes,
     known_kinds,
 )
-from shardio.conversion.report import ConversionReport, InputReport, Progress
-from shardio.conversion.store_choice import StoreChoice, StoreEstimate, choose_store
+from shardio.conversion.report import (
+    ConversionReport,
+    InputReport,
+    Progress,
+    StoreChoice,
+    StoreEstimate,
+    choose_store,
+)
 
 __all__ = [
     "BUILT_IN",

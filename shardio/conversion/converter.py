@@ -17,7 +17,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from shardio._base.callers import did_you_mean
-from shardio.conversion.store_choice import StoreChoice
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.format.schema import Schema
@@ -111,14 +110,15 @@ class Converter(ABC):
             as broken. With `workers=0`, there is no limit.
         splits_by_file_name: True if files named like splits, such as `train.csv` and `test.csv`,
             become subsets when no folders do. This suits inputs that contain many samples each.
-        store_choice: in the result of `fitted`, how it has chosen the store; None if it has not.
+        store_choice: in the result of `fitted`, the `StoreChoice` that it has made; None if it has
+            not chosen a store.
     """
 
     kind: ClassVar[str]
     version: ClassVar[str]
     step_s: ClassVar[float | None] = None
     splits_by_file_name: ClassVar[bool] = False
-    store_choice: ClassVar[StoreChoice | None] = None
+    store_choice: ClassVar[Any] = None
 
     @abstractmethod
     def schema(self) -> Schema:

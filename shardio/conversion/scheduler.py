@@ -40,8 +40,7 @@ from shardio.conversion.journal import (
     has_items,
     read_record,
 )
-from shardio.conversion.report import InputReport, Progress
-from shardio.conversion.store_choice import StoreChoice
+from shardio.conversion.report import InputReport, Progress, StoreChoice
 from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s
 from shardio.errors import ShardioError, UnsupportedEnvironment, WorkerDied
 from shardio.shard.writer import ShardSummary
