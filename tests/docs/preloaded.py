@@ -8,9 +8,12 @@ The first zygote of a program, too, is such a fork rather than a new interpreter
 
 from __future__ import annotations
 
+import argparse
+import atexit
 import fcntl
 import gc
 import json
+import marshal
 import os
 import runpy
 import select
@@ -18,33 +21,44 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 # What shardio and its commands import of other packages and of Python, what tinygrad imports once
 # it computes, and shardio.
 AHEAD = """
-argparse av av.audio.codeccontext av.subtitles.stream av.video.codeccontext cloudpickle
-concurrent.futures.thread csv hmac importlib.metadata numpy numpy.typing queue resource rich
-rich.cells secrets tinygrad unicodedata xxhash zstandard
-multiprocessing.pool multiprocessing.queues multiprocessing.spawn multiprocessing.synchronize
-tinygrad.renderer.cstyle tinygrad.renderer.isa.x86 tinygrad.renderer.llvmir tinygrad.renderer.nir
-tinygrad.runtime.autogen.libc tinygrad.runtime.support.compiler_cpu tinygrad.runtime.support.elf
-tinygrad.runtime.support.hcq tinygrad.uop.upat
-shardio._workers.processes.zygote shardio.conversion.api shardio.loader shardio_tools.cli
+PIL.Image argparse asyncio av av.audio.codeccontext av.subtitles.stream av.video.codeccontext
+cloudpickle concurrent.futures.thread csv hmac importlib.metadata multiprocessing.pool
+multiprocessing.queues multiprocessing.spawn multiprocessing.synchronize numpy numpy.ma numpy.random
+numpy.typing pandas pyarrow.parquet pydoc queue resource rich rich.cells secrets
+shardio._workers.processes.zygote shardio.conversion.api shardio.loader shardio.measuring.stored
+shardio.outputs.tinygrad shardio.transforms shardio_tools.cli shardio_tools.convert
+shardio_tools.convert_report shardio_tools.inspect.command shardio_tools.inspect.pictures
+shardio_tools.stats simplejpeg ssl tarfile tinygrad tinygrad.mixin.gradient tinygrad.renderer.cstyle
+tinygrad.renderer.isa.x86 tinygrad.renderer.llvmir tinygrad.renderer.nir
+tinygrad.runtime.autogen.libc tinygrad.runtime.ops_python tinygrad.runtime.support.compiler_cpu
+tinygrad.runtime.support.elf tinygrad.runtime.support.hcq tinygrad.uop.upat typing_extensions
+unicodedata xxhash zstandard
 """.split()
 REQUEST_BYTES = 1 << 17
+ONE_THREAD = {
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""The variables without which packages start threads, which forks would lack."""
 
 # What the program `python` is: it hands its streams over, and ends as the fork does. It imports
-# little, because it is started for each program.
+# nothing that is written in Python, because it is started for each program.
 CLIENT = """
-import _socket, array, json, os, sys
+import _socket, array, marshal, posix, sys
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 server.connect(sys.argv[1])
-request = json.dumps([sys.argv[2:], os.getcwd(), dict(os.environ)]).encode()
+request = marshal.dumps((sys.argv[2:], posix.getcwd(), posix.environ))
 streams = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))
 server.sendmsg([request], [streams])
 code = int(server.recv(16))
@@ -55,7 +69,7 @@ sys.exit(code if code >= 0 else 128 - code)
 class _Request(NamedTuple):
     arguments: list[str]
     cwd: str
-    environment: dict[str, str]
+    environment: dict[bytes, bytes]
 
 
 @contextmanager
@@ -69,7 +83,7 @@ def preloaded(environment: Mapping[str, str], programs: Path) -> Iterator[None]:
         listening.listen()
         process = subprocess.Popen(
             [sys.executable, __file__, str(listening.fileno())],
-            env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a fork has one thread
+            env={**environment, **ONE_THREAD},
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
         )
@@ -103,7 +117,7 @@ def _wait_for_request(listening: socket.socket) -> _Request | None:
                         end.close()
                     for other in running:
                         os.close(other)
-                    return _Request(*json.loads(data))
+                    return _Request(*marshal.loads(data))
                 for stream in streams:
                     os.close(stream)
                 pidfd = os.pidfd_open(pid)
@@ -130,8 +144,8 @@ def _run(request: _Request) -> None:
     """Run a program as `python` does."""
     _open_streams()
     os.chdir(request.cwd)
-    os.environ.clear()
-    os.environ.update(request.environment)
+    os.environb.clear()
+    os.environb.update(request.environment)
     _prepare_zygote()
     how, *rest = request.arguments
     if how == "-m":
@@ -190,10 +204,53 @@ def _warm_device() -> None:
         CPUDevice("CPU:9")
 
 
+def _prepare_commands() -> None:
+    """Import all converters and read their options; let conversions measure with few samples."""
+    from shardio.measuring import stored
+    from shardio_tools import cli
+
+    cli.COMMANDS["convert"].add_arguments(argparse.ArgumentParser())
+    # The number of random samples that are read to measure the speed; 200 take 0.5 s of a CPU.
+    stored._MAX_SAMPLES = 4  # type: ignore[misc]
+
+
+def _exit_code(request: _Request) -> int:
+    """Run a program; return its exit code."""
+    try:
+        _run(request)
+    except SystemExit as end:
+        if isinstance(end.code, int | None):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    except Exception:  # noqa: BLE001  (as at the end of any program)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End the process as Python does, but free only what the program itself holds.
+
+    To free all modules would copy the memory that the forks share, and take longer than a short
+    program.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if (names := vars(sys.modules["__main__"])) is not globals():
+        names.clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:
+            stream.flush()
+    os._exit(code)
+
+
 def _main() -> None:
     for name in AHEAD:
         __import__(name)
     _warm_device()
+    _prepare_commands()
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"{n_threads} threads: a fork would lack some"
     gc.collect()
@@ -201,7 +258,7 @@ def _main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         request = _wait_for_request(listening)
     if request is not None:
-        _run(request)
+        _end(_exit_code(request))
 
 
 if __name__ == "__main__":

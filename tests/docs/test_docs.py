@@ -223,6 +223,38 @@ def test_every_block_of_a_page_runs(
     assert used_twice == []  # readers follow several pages in one folder
 
 
+ENDS = {
+    "file = open('a', 'w')": (0, "ResourceWarning: unclosed file"),
+    "class A:\n    def __del__(self): 1 / 0\na = A()": (0, "ZeroDivisionError"),
+    "import atexit; atexit.register(print, 'at exit', file=sys.stderr)": (0, "at exit"),
+    "import threading; threading.Thread(target=lambda: 1 / 0).start()": (0, "ZeroDivisionError"),
+    "1 / 0": (1, "ZeroDivisionError"),
+    "sys.exit('a reason')": (1, "a reason\n"),
+    "sys.exit(259)": (3, ""),
+    "sys.exit()": (0, ""),
+}
+"""Programs, and with what they end: the exit code, and words on standard error."""
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_a_preloaded_program_ends_as_in_a_python_of_its_own(
+    code: str, environment: dict[str, str], quick: dict[str, str], tmp_path: Path
+) -> None:
+    for variables in (quick, {**environment, "PYTHONWARNINGS": "error"}):
+        done = subprocess.run(
+            ["python", "-"],
+            input=f"import sys\nprint('said')\n{code}",
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        exit_code, words = ENDS[code]
+        assert (done.returncode, done.stdout) == (exit_code, "said\n")
+        assert words in done.stderr and bool(words) == bool(done.stderr)
+
+
 def is_drawn_alike(path: Path, other: Path) -> bool:
     """Return True if two images are the same.
 
