@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -61,8 +62,8 @@ def make_dataset(folder: Path, n: int = N, n_shards: int = N_SHARDS) -> Path:
 
 
 @contextlib.contextmanager
-def viewing(path: str | Path, **options: Any) -> Iterator[TestClient]:
-    """Return a client of a viewer, with its cookie; the attribute `viewer` is the viewer."""
+def unstarted(path: str | Path, **options: Any) -> Iterator[TestClient]:
+    """Return a client of a viewer, with its cookie, for `ask_each`: its event loop does not run."""
     with ViewerState(str(path), **options) as viewer:
         guarded = Security(
             make_app(viewer),
@@ -71,13 +72,19 @@ def viewing(path: str | Path, **options: Any) -> Iterator[TestClient]:
             PORT,
             is_writable=options.get("is_writable", False),
         )
-        with TestClient(
+        yield TestClient(
             guarded,
             base_url=f"http://127.0.0.1:{PORT}",
             headers={"Cookie": f"{guarded.cookie}={TOKEN}"},
             follow_redirects=False,
-        ) as client:
-            yield client
+        )
+
+
+@contextlib.contextmanager
+def viewing(path: str | Path, **options: Any) -> Iterator[TestClient]:
+    """Return a client of a viewer, with its cookie; the attribute `viewer` is the viewer."""
+    with unstarted(path, **options) as made, made as client:
+        yield client
 
 
 def rows_of(client: TestClient, **params: Any) -> list[int]:
@@ -122,30 +129,34 @@ def ask_each(client: TestClient, targets: Sequence[str]) -> list[tuple[int, dict
 
 
 async def _ask_each(client: TestClient, targets: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
-    return [await _ask(client, target) for target in targets]
+    return [(await ask(client, target))[:2] for target in targets]
 
 
-async def _ask(client: TestClient, target: str) -> tuple[int, dict[str, str]]:
+async def ask(
+    client: TestClient, target: str, *, post: object = None
+) -> tuple[int, dict[str, str], bytes]:
+    """Request a path as `ask_raw` does, or post a value; return status, headers and body."""
     path, _, query = target.partition("?")
+    headers = {"host": f"127.0.0.1:{PORT}", "cookie": client.headers["cookie"]}
+    if post is not None:
+        headers |= {"content-type": "application/json"} | POST
     scope = {
         "type": "http",
-        "method": "GET",
+        "method": "GET" if post is None else "POST",
         "path": unquote(path),
         "raw_path": path.encode(),
         "query_string": query.encode(),
-        "headers": [
-            (b"host", f"127.0.0.1:{PORT}".encode()),
-            (b"cookie", client.headers["cookie"].encode()),
-        ],
+        "headers": [(name.lower().encode(), text.encode()) for name, text in headers.items()],
     }
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        body = b"" if post is None else json.dumps(post).encode()
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     await client.app(scope, receive, send)
-    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], headers
+    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], found, b"".join(each.get("body", b"") for each in sent[1:])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
+from starlette.testclient import TestClient
 
 from shardio.dataset.manifest import publish
 from shardio.maintenance import survey_shard
 from shardio.shard.writer import ShardSummary
 from tests.corruption.forge import RULES
 from tests.corruption.list_crafted import crafted
-from tests.tools.view.served import POST, ask_each, finished, viewing
+from tests.tools.view.served import ask, unstarted
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -30,6 +34,26 @@ def dataset_of(folder: Path, content: bytes) -> Path:
     return folder
 
 
+async def answers(client: TestClient) -> tuple[dict[str, int], Any, Any]:
+    """Return the status of each route, and the statistics and findings once they are complete."""
+    fields = [each["name"] for each in json.loads((await ask(client, "/api/dataset"))[2])["fields"]]
+    routes = ["/api/rows", "/api/sample/0", "/api/sample/1", "/api/rows?start=1&count=1"]
+    for kind in ("thumbnail", "media", "original", "series", "heatmap"):
+        routes += [f"/{kind}/{row}/{name}" for name in fields for row in (0, 1)]
+    routes += [f"/frame/0/{name}/0" for name in fields]
+    statuses = {route: (await ask(client, route))[0] for route in routes}
+    statistics = await complete(client, "/api/statistics")
+    await ask(client, "/api/verification", post={})
+    return statuses, statistics, await complete(client, "/api/verification")
+
+
+async def complete(client: TestClient, route: str) -> Any:
+    """Return the answer of a background job once it has ended."""
+    while (found := json.loads((await ask(client, route))[2]))["state"] == "running":
+        await anyio.sleep(0.001)
+    return found
+
+
 @pytest.mark.slow
 def test_every_crafted_shard_is_shown_with_an_error_and_never_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -38,21 +62,12 @@ def test_every_crafted_shard_is_shown_with_an_error_and_never_fails(
     n_made = n_refused = 0
     for what, content, _, _ in crafted(tmp_path / "made"):
         n_made += 1
-        with viewing(dataset_of(tmp_path / f"{n_made}", content)) as client:
-            fields = [each["name"] for each in client.get("/api/dataset").json()["fields"]]
-            routes = ["/api/rows", "/api/sample/0", "/api/sample/1", "/api/rows?start=1&count=1"]
-            for kind in ("thumbnail", "media", "original", "series", "heatmap"):
-                routes += [f"/{kind}/{row}/{name}" for name in fields for row in (0, 1)]
-            routes += [f"/frame/0/{name}/0" for name in fields]
-            statuses = {
-                r: status for r, (status, _) in zip(routes, ask_each(client, routes), strict=True)
-            }
-            wrong = {r: s for r, s in statuses.items() if s not in (200, 206, 400, 404, 413)}
-            assert wrong == {}, what
-            assert finished(client, "/api/statistics")["state"] in ("done", "failed")
-            client.post("/api/verification", headers=POST, json={})
-            found = finished(client, "/api/verification")
-            assert found["n_findings"] > 0, what
-            n_refused += any(s == 404 for s in statuses.values())
+        with unstarted(dataset_of(tmp_path / f"{n_made}", content)) as client:
+            statuses, statistics, found = anyio.run(answers, client)
+        wrong = {r: s for r, s in statuses.items() if s not in (200, 206, 400, 404, 413)}
+        assert wrong == {}, what
+        assert statistics["state"] in ("done", "failed")
+        assert found["n_findings"] > 0, what
+        n_refused += any(s == 404 for s in statuses.values())
         assert capsys.readouterr().err == "", what
     assert n_made > 100 and n_refused > n_made // 2
