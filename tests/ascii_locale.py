@@ -38,13 +38,27 @@ def run_python(
 
 
 # Runs commands, which are separated by NEXT, one after the other in forks, with their output in
-# files; writes the exit codes.
+# files; writes the exit codes. A fork ends without freeing the modules that it shares, which would
+# copy them. Conversions measure their speed with few samples.
 IN_FORKS = """
-import gc, os, runpy, sys
-import shardio.conversion.api, shardio.loader, shardio_tools.cli
+import argparse, gc, os, runpy, sys, traceback
+import shardio.conversion.api, shardio.loader, shardio.measuring.stored, shardio_tools.cli
 assert sys.getfilesystemencoding() == "ascii"
+shardio.measuring.stored._MAX_SAMPLES = 4
+shardio_tools.cli.COMMANDS["convert"].add_arguments(argparse.ArgumentParser())
 gc.collect()
 gc.freeze()
+
+def exit_code(arguments):
+    sys.argv[1:] = arguments
+    try:
+        runpy.run_module("shardio", run_name="__main__")
+    except SystemExit as end:
+        return end.code
+    except Exception:
+        traceback.print_exc()
+    return 1
+
 folder, *arguments = sys.argv[1:]
 while arguments:
     end = arguments.index("NEXT")
@@ -52,8 +66,10 @@ while arguments:
     if pid == 0:
         for fd in (1, 2):
             os.dup2(os.open(f"{folder}/{len(arguments)}-{fd}", os.O_WRONLY | os.O_CREAT), fd)
-        sys.argv[1:] = arguments[:end]
-        runpy.run_module("shardio", run_name="__main__")
+        code = exit_code(arguments[:end])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     print(len(arguments), code, flush=True)
     del arguments[: end + 1]
@@ -70,10 +86,3 @@ def run_commands(
         Ran(int(code), *((outputs / f"{name}-{fd}").read_text("ascii") for fd in (1, 2)))
         for name, code in map(str.split, done.stdout.decode().splitlines())
     ]
-
-
-def run_command(command: Sequence[str | bytes], folder: Path) -> Ran:
-    code = "import sys, runpy\nassert sys.getfilesystemencoding() == 'ascii'\n"
-    code += "runpy.run_module('shardio', run_name='__main__')"
-    done = run_python(code, *command, folder=folder)
-    return Ran(done.returncode, done.stdout.decode("ascii"), done.stderr.decode("ascii"))

@@ -75,8 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    options = ("--workers", "0")
-    commands = [("convert", kind, f"{kind}-ß", "--kind", kind, *options) for kind in KINDS]
+    commands = [("convert", kind, f"{kind}-ß", "--kind", kind, "--workers", "0") for kind in KINDS]
     found = run_commands(commands, folder, tmp_path_factory.mktemp("outputs"))
     return dict(zip(KINDS, found, strict=True))
 
