@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,7 +71,6 @@ class Visits:
         self._browser = browser
         self.errors: list[str] = []
         self.n_foreign = 0
-        self.n_requests = 0
 
     @contextlib.contextmanager
     def page(
@@ -85,15 +85,12 @@ class Visits:
         )
         context.set_default_timeout(TIMEOUT_S * 1000)
 
-        def check(route: Any) -> None:
-            self.n_requests += 1
-            if route.request.url.startswith(f"{origin}/"):
-                route.continue_()
-            else:
-                self.n_foreign += 1
-                route.abort()
+        def refuse(route: Any) -> None:
+            self.n_foreign += 1
+            route.abort()
 
-        context.route("**/*", check)
+        # Only these requests wait for this process.
+        context.route(re.compile(f"^(?!{re.escape(origin)}/)"), refuse)
         page = context.new_page()
         page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
         page.on("console", self._console)
