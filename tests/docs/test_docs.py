@@ -155,7 +155,7 @@ def dataset(videos: Path) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return an environment in which `shardio` and `python` are on PATH, as after an installation.
 
-    tinygrad runs without its self-checks and without its search for faster kernels.
+    tinygrad runs without its self-checks, its metadata and its search for faster kernels.
     """
     programs = tmp_path_factory.mktemp("bin")
     places = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
@@ -169,6 +169,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "NOOPT": "1",
         "SHARDIO_CACHE": str(programs / "cache"),
         "SPEC": "0",
+        "TRACEMETA": "0",
     }
 
 
