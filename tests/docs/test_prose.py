@@ -19,16 +19,16 @@ BANNED = re.compile(
 )
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(block: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the line and text of each docstring, those of attributes included."""
-    for node in ast.walk(tree):
-        for field in ("body", "orelse", "finalbody"):
-            statements = getattr(node, field, None)
-            for statement in statements if isinstance(statements, list) else ():
-                value = getattr(statement, "value", None)
-                if isinstance(statement, ast.Expr) and isinstance(value, ast.Constant):
-                    if isinstance(value.value, str):
-                        yield statement.lineno, value.value.strip()
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for statement in getattr(block, field, ()):
+            if not isinstance(statement, ast.Expr):
+                yield from docstrings(statement)
+            elif isinstance(value := statement.value, ast.Constant) and isinstance(
+                value.value, str
+            ):
+                yield statement.lineno, value.value.strip()
 
 
 def banned(text: str) -> list[str]:
@@ -61,7 +61,17 @@ def test_no_docstring_opens_with_a_clause(tree: str) -> None:
         ("Whatever happens, close the file.", False),
     ],
 )
-@pytest.mark.parametrize("form", ['"""{}"""', 'def f():\n    """{}"""', 'x = 1\n"""{}"""'])
+@pytest.mark.parametrize(
+    "form",
+    [
+        '"""{}"""',
+        'def f():\n    """{}"""',
+        'x = 1\n"""{}"""',
+        'try:\n    f()\nexcept OSError:\n    """{}"""',
+        'for x in y:\n    pass\nelse:\n    """{}"""',
+        'match x:\n    case 1:\n        """{}"""',
+    ],
+)
 def test_opening_found_in_every_docstring(form: str, docstring: str, is_banned: object) -> None:
     assert bool(banned(form.format(docstring))) is is_banned
 
