@@ -18,6 +18,8 @@ import pytest
 
 from shardio.format.types import FIELD_TYPES
 
+pytestmark = pytest.mark.usefixtures("no_collections")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A package's rank is that of everything in it; a module in no rank is an error.

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("no_collections")
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "contributing" / "extend.md"
 TREES = ("shardio", "converters/shardio_converters", "tools/shardio_tools")

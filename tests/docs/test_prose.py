@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("no_collections")
+
 ROOT = Path(__file__).resolve().parents[2]
 TREES = ("converters", "docs", "shardio", "tests", "tools")
 
