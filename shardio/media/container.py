@@ -11,9 +11,9 @@ import io
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from shardio.errors import MediaError
 
@@ -203,6 +203,11 @@ _DEMUXERS = (
     ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
     ",wav,w64,mp3,aac,ac3,eac3,flac,aiff,caf,amr,ape,au,wv,tta"
 )
+PARSE_ONLY: Final = {"skip_loop_filter": "all"}
+"""Options of a decoder whose pictures are not used, such as the decoder with which FFmpeg opens a
+file. It parses every bit of a frame, and so finds the same damage, but does not smooth the edges of
+blocks, which takes up to 45 % of the time for an H.264 frame."""
+
 # Some muxers write a duration that is too long, but by less than this time in microseconds.
 _STALE_TAG_US = 1_000_000
 
@@ -216,7 +221,7 @@ def open_container(
     """
     import av
 
-    options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}
+    options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file", **PARSE_ONLY}
     if not fill_in_times:
         options["fflags"] = "nofillin"
     # Without the prefix `file:`, FFmpeg could read the beginning of a name as a protocol.
@@ -288,10 +293,10 @@ def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStre
     return "matroska" in container.format.name and (start is None or start < 0)
 
 
-def make_strict(codec: CodecContext) -> None:
+def make_strict(codec: CodecContext, options: Mapping[str, str] | None = None) -> None:
     """Make a decoder report damage, which FFmpeg conceals by default, and use only one thread."""
     codec.thread_type, codec.thread_count = "NONE", 1
-    codec.options = {"err_detect": "crccheck+explode"}
+    codec.options = {"err_detect": "crccheck+explode", **(options or {})}
 
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:

@@ -24,6 +24,7 @@ from shardio.media.audio_packets import demux_audio
 from shardio.media.bitstream import disposable_packets, hidden_packets, x264_version_unit
 from shardio.media.checking import build_stream, verify_by_decoding, with_flags_and_times
 from shardio.media.container import (
+    PARSE_ONLY,
     check_complete,
     ffmpeg_errors,
     has_guessed_times,
@@ -131,7 +132,7 @@ class PacketReader:
         codec = self.av_stream.codec_context
         self.parameters = decoder_parameters(codec)
         self.extradata = codec.extradata or b""
-        make_strict(codec)
+        make_strict(codec, PARSE_ONLY)  # only properties of the first frame are used
         with ffmpeg_errors(lambda: f"breaks after {len(self.sizes)} packets"):
             first = self._read()
         if first is None:
