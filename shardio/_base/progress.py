@@ -25,17 +25,24 @@ R = TypeVar("R")
 Part = tuple[str, str]
 """A piece of a progress line, and its rich style."""
 
+Speeds = tuple[float, float]
+"""Two speeds: work per second in the unit of a state, and files per second."""
+
 _EVERY_S: Final = 0.1
 """The shortest time between two displayed states on a terminal or in a notebook."""
 _N_PLAIN_LINES: Final = 10
 """The number of plain lines from start to end."""
 _NOTEBOOK_COLUMNS: Final = 100
 _MIN_BAR, _MAX_BAR, _MIN_NAME, _MIN_TITLE = 6, 30, 12, 12
-_BAR_SHARE: Final = 7
+_BAR_SHARE, _BAR_SHARE_OF_FILES = 7, 13
+"""A bar takes 1 / 7 of the width, or 1 / 13 if files per second are displayed, so that a line of 80
+columns has room for both rates and the time left."""
 _GAP: Final = "  "
-_BY_IMPORTANCE: Final = ("faults", "counts", "rate", "left", "percent", "more")
+_WHOLE_RATE: Final = 100
+"""The smallest number of files or items per second that is displayed without a decimal."""
+_BY_IMPORTANCE: Final = ("faults", "counts", "rate", "files", "left", "percent", "more")
 """The parts of a line that are shown as far as there is room, the most important first."""
-_STYLES: Final = {"percent": "bold", "rate": "cyan", "faults": "bold yellow"}
+_STYLES: Final = {"percent": "bold", "rate": "cyan", "files": "cyan", "faults": "bold yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ class ProgressState:
         name: the input that finished last.
         more: another text, the first to be left out if there is no room.
         unit: the unit of `done` and `total`.
+        n_files: the number of finished files, if files per second are displayed, too.
     """
 
     title: str
@@ -62,10 +70,12 @@ class ProgressState:
     name: str = ""
     more: str = ""
     unit: str = "bytes"
+    n_files: int | None = None
 
-    def as_text(self) -> str:
-        """Return the state as one plain line."""
-        parts = [self.counts, self.rate, self.more, self.faults]
+    def as_text(self, speeds: Speeds = (0.0, 0.0)) -> str:
+        """Return the state as one plain line, with the speeds if files per second are displayed."""
+        rates = _rates(self, speeds) if self.n_files is not None else {}
+        parts = [self.counts, self.rate, self.more, self.faults, *rates.values()]
         if self.total and self.unit == "bytes":
             parts.insert(0, f"{100 * self.done // self.total}% of {format_size(self.total)}")
         return f"{self.title}: {', '.join(filter(None, parts))}"
@@ -86,7 +96,7 @@ class ProgressLine:
         self._file = sys.stderr if file is None else file
         self._encoding = getattr(self._file, "encoding", None) or "utf-8"
         self.kind = display_kind(self._file)
-        self._title, self._began, self._shown_s, self._n_printed = "", (0.0, 0), 0.0, 0
+        self._title, self._began, self._shown_s, self._n_printed = "", (0.0, 0, 0), 0.0, 0
         self._is_empty, self._stays = True, stays
         self._live: Live | None = None
         self._output: Any = None
@@ -102,23 +112,32 @@ class ProgressLine:
         now_s = time.monotonic()
         is_new = self._is_empty or state.title != self._title
         if is_new:
-            self._title, self._began, self._n_printed = state.title, (now_s, state.done), 0
+            self._title, self._n_printed = state.title, 0
+            self._began = now_s, state.done, state.n_files or 0
         if self.kind == "plain":
             step = _N_PLAIN_LINES * state.done // state.total if state.total else 0
             if step > self._n_printed:
                 self._n_printed = step
-                self.print(state)
+                self.print(state, self._speeds(state, now_s))
         elif is_new or is_last or state.done == state.total or self.is_due():
             self._shown_s = now_s
-            began_s, n_before = self._began
-            width = self._width()
-            self._rewrite(line_parts(state, now_s - began_s, n_before, width, self._encoding))
+            speeds = self._speeds(state, now_s)
+            self._rewrite(line_parts(state, speeds, self._width(), self._encoding))
         self._is_empty = False
 
-    def print(self, state: ProgressState) -> None:
+    def _speeds(self, state: ProgressState, now_s: float) -> Speeds:
+        """Return the mean speeds since the display began."""
+        began_s, n_before, n_files_before = self._began
+        taken_s = now_s - began_s
+        if taken_s <= 0:
+            return 0.0, 0.0
+        n_files = (state.n_files or 0) - n_files_before
+        return (state.done - n_before) / taken_s, n_files / taken_s
+
+    def print(self, state: ProgressState, speeds: Speeds = (0.0, 0.0)) -> None:
         """Print a state as a plain line."""
         with contextlib.suppress(OSError, ValueError):
-            self._file.write(_writable(state.as_text(), self._encoding) + "\n")
+            self._file.write(_writable(state.as_text(speeds), self._encoding) + "\n")
             self._file.flush()
 
     def close(self) -> None:
@@ -180,20 +199,20 @@ def display_kind(file: TextIO) -> Literal["terminal", "notebook", "plain"]:
 
 
 def line_parts(
-    state: ProgressState, elapsed_s: float, n_before: int, width: int, encoding: str = "utf-8"
+    state: ProgressState, speeds: Speeds, width: int, encoding: str = "utf-8"
 ) -> list[Part]:
     """Return the parts of a line of at most `width` columns, including gaps of two columns.
 
-    `n_before` is the value of `state.done` when the display began, `elapsed_s` seconds ago. If
-    there is not enough room, the name is shortened first; then whole parts are left out.
+    If there is not enough room, the name is shortened first; then whole parts are left out.
     """
     from rich.cells import cell_len
 
     title, name = (_writable(printable(text), encoding) for text in (state.title, state.name))
     title = keep_end(title, max(_MIN_TITLE, width // 3), encoding)
-    parts = _texts(state, (state.done - n_before) / elapsed_s if elapsed_s > 0 else 0.0)
-    # The bar depends on the width only, so that it keeps its length as the texts change.
-    bar_width = max(_MIN_BAR, min(_MAX_BAR, width // _BAR_SHARE))
+    parts = _texts(state, speeds)
+    # The bar does not depend on the texts, so that it keeps its length as they change.
+    share = _BAR_SHARE if state.n_files is None else _BAR_SHARE_OF_FILES
+    bar_width = max(_MIN_BAR, min(_MAX_BAR, width // share))
     room = width - cell_len(title) - (bar_width + len(_GAP) if state.total else 0)
     shown = {}
     for key in _BY_IMPORTANCE:
@@ -209,17 +228,30 @@ def line_parts(
     return [*line, (name, "dim")] if name else line
 
 
-def _texts(state: ProgressState, speed: float) -> dict[str, str]:
+def _texts(state: ProgressState, speeds: Speeds) -> dict[str, str]:
     """Return the texts of a line in their order; "" for one without a value."""
-    left = state.total - state.done
+    left, speed = state.total - state.done, speeds[0]
+    rates = _rates(state, speeds)
     return {
         "percent": f"{100 * state.done // state.total:3d}%" if state.total else "",
         "counts": state.counts,
-        "rate": state.rate or (_rate(speed, state.unit) if speed > 0 else ""),
+        "files": rates.get("files", ""),
+        "rate": state.rate or rates.get("rate", ""),
         "left": f"{_clock(left / speed)} left" if left > 0 and speed > 0 else "",
         "more": state.more,
         "faults": state.faults,
     }
+
+
+def _rates(state: ProgressState, speeds: Speeds) -> dict[str, str]:
+    """Return the mean speeds as texts, without those that are 0 or not displayed."""
+    speed, files_per_s = speeds
+    found = {}
+    if state.n_files is not None and files_per_s > 0:
+        found["files"] = _rate(files_per_s, "files")
+    if speed > 0:
+        found["rate"] = _rate(speed, state.unit)
+    return found
 
 
 def keep_end(text: str, width: int, encoding: str = "utf-8") -> str:
@@ -296,7 +328,9 @@ def _is_unicode(encoding: str) -> bool:
 
 
 def _rate(speed: float, unit: str) -> str:
-    return f"{format_size(speed)}/s" if unit == "bytes" else f"{speed:,.1f} {unit}/s"
+    if unit == "bytes":
+        return f"{format_size(speed)}/s"
+    return f"{speed:,.0f} {unit}/s" if speed >= _WHOLE_RATE else f"{speed:,.1f} {unit}/s"
 
 
 def _clock(seconds: float) -> str:

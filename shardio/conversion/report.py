@@ -86,6 +86,7 @@ def progress_state(state: Progress) -> ProgressState:
         faults=f"{state.n_broken:,} broken" if state.n_broken else "",
         name=state.name,
         unit="bytes" if has_sizes else unit,
+        n_files=state.n_inputs_done if has_sizes else None,
     )
 
 

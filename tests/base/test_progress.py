@@ -51,7 +51,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def text_of(state: ProgressState, width: int, encoding: str = "utf-8") -> str:
-    return "  ".join(text for text, _ in line_parts(state, 33.0, 0, width, encoding))
+    speeds = state.done / 33.0, (state.n_files or 0) / 33.0
+    return "  ".join(text for text, _ in line_parts(state, speeds, width, encoding))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -69,10 +70,35 @@ def test_80_columns_have_counts_rate_time_left_and_faults() -> None:
     )
 
 
+def test_80_columns_have_files_and_bytes_per_second_of_a_conversion() -> None:
+    state = progress_state(Progress(1_234, 20_000, 1 << 30, 17 << 30, 4_321, 0, name="a.mp4"))
+    assert text_of(state, 79) == (
+        "converting  ╸─────  1,234 of 20,000 files  37.4 files/s  31.0 MiB/s  8:48 left"
+    )
+    state = progress_state(Progress(12_345, 20_000, 10 << 30, 17 << 30, 12_345, 67))
+    for part in ("12,345 of 20,000 files", "374 files/s", "310.3 MiB/s", "67 broken"):
+        assert part in text_of(state, 79)
+
+
+def test_plain_lines_of_a_conversion_have_both_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 4.0, 8.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    file = io.StringIO()
+    line = ProgressLine(file)
+    for done in range(3):
+        line.show(progress_state(Progress(done, 2, done << 20, 2 << 20, done, 0)))
+    assert file.getvalue().splitlines() == [
+        "converting: 50% of 2.0 MiB, 1 of 2 files, 1 sample, 0.2 files/s, 256.0 KiB/s",
+        "converting: 100% of 2.0 MiB, 2 of 2 files, 2 samples, 0.2 files/s, 256.0 KiB/s",
+    ]
+
+
 def test_the_bar_keeps_its_length_as_the_texts_change() -> None:
     for width in (40, 79, 119, 200):
         bars = {
-            len(line_parts(ProgressState("t", 1, 9, "n" * n, name="x" * n), 1.0, 0, width)[1][0])
+            len(
+                line_parts(ProgressState("t", 1, 9, "n" * n, name="x" * n), (1.0, 0.0), width)[1][0]
+            )
             for n in range(1, 30)
         }
         assert len(bars) == 1, width
