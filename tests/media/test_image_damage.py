@@ -47,6 +47,25 @@ def tried(data: bytes) -> Pixels | None:
     return pixels
 
 
+@pytest.mark.parametrize("name", ["jpeg", "jpeg, progressive", "jpeg, turned"])
+def test_an_eighth_of_the_size_shows_the_same_damage(name: str) -> None:
+    """The converter of images decodes originals in this way."""
+    data, n_damaged = FILES[name], 0
+    for at in range(2, len(data)):
+        flipped = data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+        is_damaged = []
+        for min_size in (None, (1, 1)):
+            try:
+                decode_image(flipped, min_size=min_size)
+            except MediaError:
+                is_damaged.append(True)
+            else:
+                is_damaged.append(False)
+        assert is_damaged[0] == is_damaged[1], at
+        n_damaged += is_damaged[0]
+    assert 0 < n_damaged < len(data)
+
+
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_a_file_that_is_cut_off_is_an_error_or_lacks_no_pixel(name: str) -> None:
     data = FILES[name]
