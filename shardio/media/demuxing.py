@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing, undo_on_error
 from shardio.errors import InvalidArgument, MediaError
+from shardio.format.checksum import distinct
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets, packet_flags
 from shardio.media.audio_packets import demux_audio
 from shardio.media.bitstream import disposable_packets, hidden_packets, x264_version_unit
@@ -251,7 +252,7 @@ class PacketReader:
             or self.parameters["codec"] not in _EXACT_CODECS
             or first > 0
             or bool((pts[shown] < pts[first]).any())
-            or len(np.unique(pts[shown])) < int(shown.sum())
+            or len(distinct(pts[shown])) < int(shown.sum())
         )
 
 
