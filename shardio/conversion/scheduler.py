@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from shardio._workers.processes.serialization import add_note
 from shardio._workers.processes.worker_pool import MAX_CRASHES, WorkerExit
@@ -182,7 +182,7 @@ def run_in_workers(
         max_items=n_workers,
         depth=1,
         in_order=False,
-        preload=[__name__],
+        preload=[__name__, *shared_modules(job)],
         name="the conversion",
         on_crash=UnitCrash,
         held_fds=lock_fds,
@@ -209,6 +209,16 @@ def run_in_workers(
                     pool.resume(item)
                 else:
                     del running[item]
+
+
+_MODULES: Final = {"av": "av", "pillow": "PIL.Image", "simplejpeg": "simplejpeg"}
+"""For libraries that converters name, the modules to import before workers are forked: importing
+PyAV takes each worker 50 ms. Other libraries may start threads, which forks would lack."""
+
+
+def shared_modules(job: ConversionJob) -> list[str]:
+    """Return the modules that all workers of a conversion need, and that start no thread."""
+    return [_MODULES[name] for name in job.source.libraries() if name in _MODULES]
 
 
 class UnitCrash(NamedTuple):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import signal
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -13,8 +16,11 @@ import numpy as np
 import pytest
 
 from shardio import Input
+from shardio._workers.processes import zygote
 from shardio.conversion import worker
-from shardio.conversion.worker import SampleBuffer, cpu_limit_s, limit_cpu
+from shardio.conversion.converter import make_converter
+from shardio.conversion.scheduler import shared_modules
+from shardio.conversion.worker import ConversionJob, SampleBuffer, cpu_limit_s, limit_cpu
 
 KINDS: dict[str, Callable[[int], Any]] = {
     "int": lambda i: i,
@@ -126,3 +132,16 @@ def test_the_limit_ends_with_the_samples(n_steps: int) -> None:
 def test_large_inputs_have_a_higher_limit() -> None:
     part = Input("b", "b", 3 << 20, -1)
     assert cpu_limit_s(60, Input("a", "a", 5 << 20, -1, parts=(part,))) == 68
+
+
+def test_modules_that_workers_share_start_no_thread(tmp_path: Path) -> None:
+    modules: set[str] = set()
+    for kind in ("videos", "images", "arrays"):
+        job = ConversionJob(make_converter(kind, {}), str(tmp_path), 1, False, False)
+        modules |= {*shared_modules(job)}
+    assert modules == {"av", "PIL.Image", "simplejpeg"}
+    code = f"import os, {', '.join(sorted(modules))}; print(len(os.listdir('/proc/self/task')))"
+    one_thread = os.environ | dict.fromkeys(zygote.SINGLE_THREAD, "1")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=one_thread, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

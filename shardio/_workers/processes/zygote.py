@@ -263,7 +263,7 @@ PRELOAD = (
 
 # These variables make libraries use one thread per process. The worker processes already run in
 # parallel, and the zygote must have a single thread to fork.
-_SINGLE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+SINGLE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _CONTROL_FD, _MAIN_PIDFD = 3, 4
 
@@ -378,7 +378,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     )
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     environ = dict(os.environ)
-    for name in _SINGLE_THREAD:
+    for name in SINGLE_THREAD:
         environ.setdefault(name, "1")
     # Copy both to descriptors of at least 10. If a source were 3 or 4, a DUP2 below could overwrite
     # this source.
