@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,7 +83,7 @@ def test_80_columns_have_files_and_bytes_per_second_of_a_conversion() -> None:
 
 def test_plain_lines_of_a_conversion_have_both_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 4.0, 8.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     file = io.StringIO()
     line = ProgressLine(file)
     for done in range(3):
