@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -60,6 +61,19 @@ def call(function: Callable[..., Any], *arguments: object, **options: Any) -> An
     return run_program(program, *arguments, **options)
 
 
+def call_timed(function: Callable[..., Any], *arguments: object) -> dict[str, float]:
+    """Call a function in a fresh interpreter; return its figures, and the CPU time as "CPU s".
+
+    The CPU time is that of the interpreter and all its descendants for which a parent has waited,
+    including their start. It depends less on other load of the machine than the elapsed time.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found: dict[str, float] = call(function, *arguments)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return {**found, "CPU s": cpu_s}
+
+
 def peer_python(variable: str, *modules: str) -> str:
     """Return the interpreter that an environment variable names, by default this one.
 
@@ -100,6 +114,15 @@ def status_bytes(name: str, pid: int | str = "self") -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     line = next(line for line in lines if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
+
+
+def convert(source: str, out: str, options: dict[str, Any]) -> dict[str, float]:
+    """Convert a folder in this process; return the seconds that it takes."""
+    import shardio
+
+    start_s = time.perf_counter()
+    shardio.convert(source, out, **options)
+    return {"s": time.perf_counter() - start_s}
 
 
 # Functions that the workers of a pool run. They use a channel only through its methods.

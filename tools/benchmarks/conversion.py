@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import mmap
 import multiprocessing
 import os
@@ -16,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 import xxhash
+from PIL import Image
 
-import shardio
 from benchmarks import child, data, plain_media
 from benchmarks.child import NotMeasured
 from benchmarks.converter_kinds import arrays, episodes, media, records, shards, stores, tables
@@ -29,24 +30,25 @@ from shardio.conversion.converter import fit_converter, make_converter
 from shardio.conversion.inputs import join_parts, list_inputs
 from shardio.dataset.manifest import load, publish
 from shardio.maintenance import verify_dataset
+from shardio.media.image import encode_jpeg
 
 SIZE: Final = 112
 N_CPUS: Final = len(os.sched_getaffinity(0))
 
 
-def _timed(work: Callable[[Path], object], out: Path) -> Mapping[str, float]:
-    """Time work that writes a new folder, which is removed afterwards."""
-    start_s = time.perf_counter()
-    work(out)
-    taken_s = time.perf_counter() - start_s
+def _conversion(source: Path, out: Path, **options: Any) -> Mapping[str, float]:
+    """Time a conversion in a fresh process; its dataset is removed afterwards."""
+    found = child.call_timed(child.convert, str(source), str(out), options)
     shutil.rmtree(out, ignore_errors=True)
-    return {"s": taken_s}
+    return found
 
 
-def _plainly(work: str, files: list[Path], workers: int, out: Path) -> Mapping[str, float]:
+def _plainly(
+    work: str, files: list[Path], workers: int, out: Path, *more: object
+) -> Mapping[str, float]:
     """Do plain work on every file, in a process whose workers import little."""
-    arguments = work, list(map(str, files)), workers, str(out)
-    found: dict[str, float] = child.call(plain_media.on_files, *arguments)
+    arguments = work, list(map(str, files)), workers, str(out), *more
+    found = child.call_timed(plain_media.on_files, *arguments)
     shutil.rmtree(out, ignore_errors=True)
     return found
 
@@ -73,48 +75,93 @@ def raw(
 
     yield {
         "bare loop": partial(_plainly, "decode", paths, workers, place / "out"),
-        "convert": partial(
-            _timed, lambda out: shardio.convert(place / "in", out, **options), place / "out"
-        ),
+        "convert": partial(_conversion, place / "in", place / "out", **options),
     }
 
 
-# Other stores, compared with ffmpeg and with a copy.
+# Other stores and images, compared with ffmpeg and with copies. All lanes sync their files.
 
 
-@case(Limit("ffmpeg", "s", "h264", at_least=0.85), rounds=2)
-def h264(bench: Bench, *, videos: str = "", copies: int = 3, workers: int = 2) -> Lanes:
-    """Compare converting videos to `h264` with the command line of ffmpeg."""
-    if shutil.which("ffmpeg") is None:
-        raise NotMeasured("ffmpeg is not installed")
-    yield _store_lanes(bench, videos, copies, workers, "h264", {"ffmpeg": "encode"})
+@case(
+    Limit("ffmpeg -threads N", "s", "h264", at_least=1.2),
+    Limit("N ffmpeg", "CPU s", "h264", at_least=0.85),
+    rounds=3,
+)
+def h264(bench: Bench, *, videos: str = "", copies: int = 3, workers: int = N_CPUS) -> Lanes:
+    """Compare converting videos to `h264` with the command line of ffmpeg, of the same settings.
+
+    It runs for one video after another with N threads, or N times at once with one thread.
+    """
+    program, place = _ffmpeg(), bench.temporary()
+    files, out = _multiply(filmed_videos(videos), copies, place / "in"), place / "out"
+    yield {
+        "ffmpeg -threads N": partial(_plainly, "encode", files, 1, out, program, workers),
+        "N ffmpeg": partial(_plainly, "encode", files, workers, out, program, 1),
+        "h264": partial(_conversion, place / "in", out, store="h264", frames=1, workers=workers),
+    }
 
 
-@case(Limit("PyAV", "s", "packets", at_least=0.5), rounds=2)
-def packets(bench: Bench, *, videos: str = "", copies: int = 20, workers: int = 2) -> Lanes:
-    """Compare converting videos to `packets` with a copy, and with PyAV's packets alone."""
-    peers = {"copy": "copy", "PyAV": "demux"}
-    yield _store_lanes(bench, videos, copies, workers, "packets", peers)
+def _ffmpeg() -> str:
+    """Return the path of ffmpeg: the one on PATH, or that of the package imageio-ffmpeg."""
+    if found := shutil.which("ffmpeg"):
+        return found
+    try:
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        return str(get_ffmpeg_exe())
+    except (ImportError, RuntimeError) as error:
+        raise NotMeasured("ffmpeg is not installed") from error
 
 
-def _store_lanes(
-    bench: Bench,
-    videos: str,
-    copies: int,
-    workers: int,
-    store: str,
-    peers: Mapping[str, str],
-) -> dict[str, Lane]:
-    """Return lanes that sync all files; conversion does not decode them, as a copy does not."""
+@case(
+    Limit("PyAV", "s", "packets", at_least=0.5),
+    Limit("PyAV", "CPU s", "packets", at_least=0.65),
+    rounds=5,
+)
+def packets(bench: Bench, *, videos: str = "", copies: int = 20, workers: int = N_CPUS) -> Lanes:
+    """Compare converting videos to `packets` with a copy, and with PyAV's packets alone.
+
+    Conversion does not decode all frames, as neither do the others.
+    """
     place = bench.temporary()
-    files = _multiply(filmed_videos(videos), copies, place / "in")
-    options: dict[str, Any] = {"check": False} if store == "packets" else {}
-    options |= {"store": store, "frames": 1, "workers": workers}
-    lanes: dict[str, Lane] = {
-        name: partial(_plainly, work, files, workers, place / "out") for name, work in peers.items()
+    files, out = _multiply(filmed_videos(videos), copies, place / "in"), place / "out"
+    options: dict[str, Any] = {"store": "packets", "check": False, "frames": 1, "workers": workers}
+    yield {
+        "copy": partial(_plainly, "copy", files, workers, out),
+        "PyAV": partial(_plainly, "demux", files, workers, out),
+        "packets": partial(_conversion, place / "in", out, **options),
     }
-    ours = partial(_timed, lambda out: shardio.convert(place / "in", out, **options), place / "out")
-    return lanes | {store: ours}
+
+
+@case(
+    *(Limit("decoded copy", unit, "images", at_least=0.9) for unit in ("s", "CPU s")),
+    Limit("copy", "CPU s", "images", at_least=0.65),
+    rounds=5,
+)
+def images(bench: Bench, *, pictures: str = "", workers: int = N_CPUS) -> Lanes:
+    """Compare converting images, which decodes each of them, with copying and hashing them."""
+    folder = Path(pictures) if pictures else bench.cache.made("photos", _SOURCE, _write_photos)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    out = bench.temporary() / "out"
+    yield {
+        "copy": partial(_plainly, "copy", files, workers, out),
+        "decoded copy": partial(_plainly, "copy decoded", files, workers, out),
+        "images": partial(_conversion, folder, out, workers=workers),
+    }
+
+
+def _write_photos(folder: Path) -> None:
+    """Write JPEGs of about 50 KB, with areas and noise as in photographs."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(1500):
+        areas = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((512, 384))
+        noise = rng.normal(0, 5, (384, 512, 1))
+        photo = np.clip(np.asarray(areas) + noise, 0, 255).astype(np.uint8)
+        (folder / f"{number:04d}.jpg").write_bytes(encode_jpeg(photo))
+
+
+_SOURCE: Final = inspect.getsource(_write_photos)
 
 
 # Converters, compared with the libraries of their files.

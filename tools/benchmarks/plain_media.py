@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from fractions import Fraction
+from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,7 @@ FILTER: Final = (
 SETTINGS: Final = (
     "-an -c:v libx264 -preset veryfast -tune fastdecode -crf 19 -bf 3 -g 16 -keyint_min 16 "
     "-x264-params b-adapt=0:b-pyramid=none:partitions=none:subme=4 -sc_threshold 0 "
-    "-pix_fmt yuv420p -fps_mode passthrough -threads 1"
+    "-pix_fmt yuv420p -fps_mode passthrough"
 ).split()
 
 
@@ -52,10 +53,11 @@ def decode(path: Path, out: Path) -> None:
             np.ascontiguousarray(image[top : top + SIZE, left : left + SIZE])
 
 
-def encode(path: Path, out: Path) -> None:
-    """Encode one file as the store `h264` does."""
-    command = ["ffmpeg", "-v", "error", "-threads", "1", "-filter_threads", "1", "-i", str(path)]
-    command += ["-vf", FILTER, *SETTINGS, str(out.with_suffix(".mp4"))]
+def encode(path: Path, out: Path, program: str, n_threads: int) -> None:
+    """Encode one file as the store `h264` does, with the command line of FFmpeg."""
+    threads, filters = ["-threads", str(n_threads)], ["-filter_threads", str(n_threads)]
+    command = [program, "-v", "error", *filters, *threads, "-i", str(path), "-vf", FILTER]
+    command += [*SETTINGS, *threads, str(out.with_suffix(".mp4"))]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
 
 
@@ -63,6 +65,15 @@ def copy(path: Path, out: Path) -> None:
     """Copy one file durably, and hash it while copying."""
     with path.open("rb") as source:
         _write_durably(iter(lambda: source.read(1 << 20), b""), out)
+
+
+def copy_decoded(path: Path, out: Path) -> None:
+    """Copy and hash one JPEG, and decode it to find damage."""
+    import simplejpeg
+
+    data = path.read_bytes()
+    simplejpeg.decode_jpeg(data, strict=True)
+    _write_durably([data], out)
 
 
 def demux(path: Path, out: Path) -> None:
@@ -82,15 +93,27 @@ def _write_durably(chunks: Iterable[bytes], out: Path) -> None:
     hasher.hexdigest()
 
 
-WORKS: Final = {"decode": decode, "encode": encode, "copy": copy, "demux": demux}
+WORKS: Final[dict[str, Callable[..., None]]] = {
+    "decode": decode,
+    "encode": encode,
+    "copy": copy,
+    "copy decoded": copy_decoded,
+    "demux": demux,
+}
 
 
-def on_files(work: str, files: list[str], n_processes: int, out: str) -> dict[str, float]:
-    """Do one of WORKS on every file, in `n_processes` processes; return the seconds it takes."""
+def on_files(
+    work: str, files: list[str], n_processes: int, out: str, *more: object
+) -> dict[str, float]:
+    """Do one of WORKS on every file, in `n_processes` processes; return the seconds it takes.
+
+    `more` are further arguments of the work.
+    """
     start_s = time.perf_counter()
     Path(out).mkdir()
     with ProcessPoolExecutor(n_processes, get_context("spawn")) as pool:
         targets = (Path(out, f"{i}{Path(file).suffix}") for i, file in enumerate(files))
-        for _ in pool.map(WORKS[work], map(Path, files), targets):
+        others = map(repeat, more)
+        for _ in pool.map(WORKS[work], map(Path, files), targets, *others):
             pass
     return {"s": time.perf_counter() - start_s}
