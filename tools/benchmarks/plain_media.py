@@ -24,7 +24,8 @@ from av.video.reformatter import Interpolation, VideoReformatter
 SIZE: Final = 112
 FILTER: Final = (
     f"scale=w='if(gt(iw,ih),-2,{SIZE})':h='if(gt(iw,ih),{SIZE},-2)'"
-    f":flags=bilinear+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact,crop={SIZE}:{SIZE}"
+    ":flags=bilinear+accurate_rnd+full_chroma_int+full_chroma_inp+bitexact"
+    f":out_color_matrix=bt601:out_range=limited,crop={SIZE}:{SIZE}"
 )
 SETTINGS: Final = (
     "-an -c:v libx264 -preset veryfast -tune fastdecode -crf 19 -bf 3 -g 16 -keyint_min 16 "
