@@ -32,6 +32,7 @@ GROUPS: Final = (
     "storage",
     "media",
     "conversion",
+    "race",
     "peers",
     "gpu",
     "view",

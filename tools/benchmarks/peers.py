@@ -1,9 +1,8 @@
-"""The race between loaders, and interfaces of shardio compared with those that they replace."""
+"""Loaders of pictures, and interfaces of shardio compared with those that they replace."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -16,97 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import child, race
+from benchmarks import child
 from benchmarks.child import NotMeasured
 from benchmarks.harness import Bench, Lane, Lanes, Limit, case
 from benchmarks.media import drawn_pictures
 from shardio import DataLoader
 from shardio.media import decode_image, encode_jpeg
-
-RACE: Final = Path(race.__file__)
-
-
-# The race.
-
-
-def _race(bench: Bench, work: str, workers: int) -> Lanes:
-    """Yield lanes for all peers that can do a work and are installed."""
-    folder = str(bench.cache.folder / "race")
-    lanes: dict[str, Lane] = {}
-    for peer in race.PEERS:
-        if peer in race.ONLY.get(work, race.PEERS):
-            run = partial(_run_peer, folder, peer, work, workers)
-            try:
-                run()  # makes the peer's own files
-                lanes[peer] = run
-            except NotMeasured as error:
-                bench.note(str(error))
-    yield lanes
-
-
-def _run_peer(folder: str, peer: str, work: str, workers: int) -> Mapping[str, float]:
-    """Run a peer in a process of its own; the best of the last two of three epochs counts.
-
-    The rate of a stream is that of up to 20 more epochs without a pause: unlike an epoch, it does
-    not profit from batches that are prepared between epochs.
-    """
-    python = (
-        os.environ.get("RACE_PYTHON_FFCV", sys.executable) if peer == "ffcv" else sys.executable
-    )
-    command = [python, str(RACE), "run", peer, work, str(workers)]
-    environment = child.environment(RACE_DATA=folder)
-    if python != sys.executable:
-        del environment["PYTHONPATH"]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=150, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise NotMeasured(f"{peer}: stopped after 150 s") from None
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
-        raise NotMeasured(f"{peer}: {(done.stderr.strip().splitlines() or ['crashed'])[-1][:80]}")
-    found = json.loads(lines[-1])
-    if not found["exact"]:
-        raise NotMeasured(f"{peer}: not exact, so without a score")
-    return {
-        "samples/s": found["samples_per_s"],
-        "samples of the first epoch/s": found["cold_samples_per_s"],
-        "samples of a stream/s": found["stream_samples_per_s"],
-        "s to the first batch": found["first_batch_s"][0],
-        "MB of main": found["main_rss_MB"],
-    }
-
-
-@case(rounds=3)
-def frames(bench: Bench, *, workers: int = 2) -> Lanes:
-    """Race all peers over 2,048 frames of 224 x 224 x 3, shuffled, in batches of 64."""
-    yield from _race(bench, "frames", workers)
-
-
-@case(rounds=3)
-def tokens(bench: Bench, *, workers: int = 2) -> Lanes:
-    """Race all peers over 262,144 rows of 1,024 uint16, shuffled, in batches of 256."""
-    yield from _race(bench, "tokens", workers)
-
-
-@case(rounds=3)
-def tokens400(bench: Bench, *, workers: int = 2) -> Lanes:
-    """Race over the same rows, which shardio reads from about 400 shards."""
-    yield from _race(bench, "tokens400", workers)
-
-
-@case(rounds=3)
-def augment(bench: Bench, *, workers: int = 2) -> Lanes:
-    """Race over the frames, each with a random crop to 192 x 192 and a flip."""
-    yield from _race(bench, "augment", workers)
-
-
-@case(rounds=3)
-def jpeg(bench: Bench, *, workers: int = 2) -> Lanes:
-    """Race all peers over 2,048 JPEGs, decoded to 224 x 224 x 3, in batches of 64."""
-    yield from _race(bench, "jpeg", workers)
-
 
 # Loaders of pictures.
 
