@@ -95,10 +95,14 @@ class Case:
 
 @dataclass
 class Bench:
-    """The surroundings of one run of a case: cached datasets, temporary folders, notes."""
+    """The surroundings of one run of a case: cached datasets, temporary folders, notes.
+
+    `versions` are those of packages that a lane measures and this interpreter may lack.
+    """
 
     cache: Cache
     notes: list[str] = field(default_factory=list)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
     _folders: list[Path] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -124,6 +128,7 @@ class Result:
     rounds: int = 0
     figures: dict[tuple[str, str], Figure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
     error: str = ""
     is_unavailable: bool = False
 
@@ -204,7 +209,7 @@ def measure(
         result.error = "".join(traceback.format_exception(error)).rstrip()
     finally:
         bench.close()
-    result.notes = bench.notes
+    result.notes, result.versions = bench.notes, bench.versions
     return result
 
 

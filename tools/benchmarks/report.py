@@ -78,6 +78,7 @@ def _case_as_json(result: Result) -> dict[str, Any]:
         "group": result.case.group,
         "rounds": result.rounds,
         "notes": result.notes,
+        "versions": result.versions,
         "error": result.error,
         "figures": [
             {

@@ -1,0 +1,189 @@
+"""The race of `tools/bench`: its peers, their environments, its checks, and the pages it draws."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.child import NotMeasured
+from benchmarks.environments import interpreter
+from benchmarks.racers import run
+from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
+from benchmarks.racers.works import WORKS, Batch, Work, picture, work_of, write_data
+
+pytestmark = pytest.mark.process
+
+Capture = pytest.CaptureFixture[str]
+N_SAMPLES = 256
+UNITS = {
+    "samples/s",
+    "samples of the first epoch/s",
+    "samples of a stream/s",
+    "s from start to first batch",
+    "s from start to end of epoch",
+    "s to first batch of later epochs",
+    "CPU µs/sample",
+    "MB of memory",
+}
+
+
+# --- peers ---------------------------------------------------------------------------------------
+
+
+def test_every_requirement_is_pinned() -> None:
+    found = [each for requirements in ENVIRONMENTS.values() for each in requirements]
+    assert found and all(re.fullmatch(r"[\w-]+==[\w.]+", each) for each in found)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_has_a_loader_an_environment_and_works(name: str) -> None:
+    peer = PEERS[name]
+    assert callable(loader_of(peer))
+    assert {*peer.works} <= {*WORKS} and peer.environment in ENVIRONMENTS
+
+
+def test_every_work_has_a_bound_or_another_loader_beside_shardio() -> None:
+    assert all("shardio" in peers_of(work) and len(peers_of(work)) > 1 for work in WORKS)
+
+
+# --- works ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["frames", "tokens", "augment"])
+def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
+    found = work_of(request.param, tmp_path, N_SAMPLES)
+    write_data(found)
+    return found
+
+
+def test_rows_carry_their_numbers(work: Work) -> None:
+    assert work.numbers(work.rows()).tolist() == list(range(N_SAMPLES))
+
+
+def test_pictures_carry_their_numbers_through_jpeg() -> None:
+    simplejpeg = pytest.importorskip("simplejpeg")
+    numbers = [0, 1, 1000, 2047]
+    data = [simplejpeg.encode_jpeg(picture(i), 90, colorsubsampling="420") for i in numbers]
+    decoded = np.stack([simplejpeg.decode_jpeg(each) for each in data])
+    assert WORKS["jpeg"].numbers(decoded).tolist() == numbers
+
+
+def test_files_of_a_peer_are_written_once_and_not_kept_if_that_fails(work: Work) -> None:
+    def fail(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        work.made("x", fail)
+    assert [path.name for path in work.folder.iterdir()] == ["rows.npy"]
+    place = work.made("x", lambda path: path.write_bytes(b"whole"))
+    assert work.made("x", fail) == place and place.read_bytes() == b"whole"
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+class Faulty:
+    """Epochs of rows, in which a batch is changed."""
+
+    def __init__(self, work: Work, change: Any) -> None:
+        self.work, self.change = work, change
+
+    def __call__(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch; that of epoch 1 has the fault."""
+        for step, samples in enumerate(self.work.batches(epoch)):
+            batch = self.work.rows()[samples]
+            yield self.change(batch) if (epoch, step) == (1, 2) else batch
+
+
+CHANGES = {
+    "an epoch without 64 samples, and with 0 repeated": lambda batch: batch[:0],
+    "an epoch without 63 samples, and with 1 repeated": lambda batch: batch[[0] * 64],
+    "samples of int16": lambda batch: batch.astype(np.int16),
+    "samples of uint8 (224, 224)": lambda batch: batch[..., 0],
+}
+
+
+@pytest.mark.parametrize("said", CHANGES)
+def test_an_epoch_that_is_not_exact_has_no_figures(tmp_path: Path, said: str) -> None:
+    work = work_of("frames", tmp_path, N_SAMPLES)
+    write_data(work)
+    with pytest.raises(run.WrongSamples, match=re.escape(said)):
+        run.figures(Faulty(work, CHANGES[said]), work, 0.0)
+
+
+# --- environments --------------------------------------------------------------------------------
+
+
+def test_without_requirements_this_interpreter_runs_a_peer(tmp_path: Path) -> None:
+    assert interpreter(tmp_path, "none", ()) == sys.executable
+
+
+def test_an_environment_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RACE_PYTHON_OTHER", sys.executable)
+    assert interpreter(tmp_path, "other", ("x==1",)) == sys.executable
+    monkeypatch.setenv("RACE_PYTHON_OTHER", "/nowhere/python")
+    with pytest.raises(NotMeasured, match="RACE_PYTHON_OTHER=/nowhere/python: no such file"):
+        interpreter(tmp_path, "other", ("x==1",))
+
+
+@pytest.mark.slow
+def test_an_environment_is_made_once(tmp_path: Path) -> None:
+    python = Path(interpreter(tmp_path, "pip", ("pip",)))
+    assert python.exists() and python.is_relative_to(tmp_path)
+    written = python.lstat().st_mtime_ns
+    assert interpreter(tmp_path, "pip", ("pip",)) == str(python)
+    assert python.lstat().st_mtime_ns == written
+    assert list(tmp_path.rglob("site-packages/pip/__pycache__/*.pyc"))
+
+
+@pytest.mark.slow
+def test_an_environment_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    said = "environment x: cannot be installed: .*nothing.*; RACE_PYTHON_X may name an interpreter"
+    with pytest.raises(NotMeasured, match=said):
+        interpreter(tmp_path, "x", (str(tmp_path / "nothing.whl"),))
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def raced(work: str, peers: str, folder: Path) -> dict[str, Any]:
+    file = folder / "found.json"
+    options = ["--set", f"samples={N_SAMPLES}", "--set", f"peers={peers}", "--rounds", "1"]
+    code = main([f"race.{work}", *options, "--json", str(file), "--folder", str(folder)])
+    assert code == 0
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))["cases"][f"race.{work}"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", WORKS)
+def test_peers_race(work: str, tmp_path: Path) -> None:
+    here = [name for name in peers_of(work) if PEERS[name].environment == "shardio"]
+    found = raced(work, ",".join(here), tmp_path)
+    assert found["notes"] == []
+    assert {each["lane"] for each in found["figures"]} == {*here}
+    assert {each["unit"] for each in found["figures"]} == UNITS
+    assert all(each["min"] > 0 for each in found["figures"])
+    assert found["versions"]["shardio"].keys() == {"shardio-loader"}
+
+
+def test_peers_that_fail_are_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PEERS, "broken", replace(PEERS["memmap"], place="references.nothing"))
+    monkeypatch.setitem(PEERS, "absent", replace(PEERS["memmap"], environment="absent"))
+    monkeypatch.setitem(ENVIRONMENTS, "absent", ("absent==1",))
+    monkeypatch.setenv("RACE_PYTHON_ABSENT", "/nowhere/python")
+    found = raced("frames", "memmap,broken,absent", tmp_path)
+    assert {each["lane"] for each in found["figures"]} == {"memmap"}
+    absent, broken = found["notes"]
+    assert absent.startswith("without absent: ") and broken.startswith("broken: ")

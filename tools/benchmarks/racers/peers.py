@@ -1,0 +1,165 @@
+"""The peers of the race: their environments, their pinned requirements, and the works they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Final
+
+from benchmarks.racers.works import WORKS, Epochs, Work
+
+Loader = Callable[[Work, int], Epochs]
+
+ENVIRONMENTS: Final[dict[str, tuple[str, ...]]] = {
+    "shardio": (),
+    "torch": (
+        "torch==2.14.1",
+        "numpy==2.4.6",
+        "simplejpeg==1.9.0",
+        "webdataset==1.0.2",
+        "mosaicml-streaming==0.13.0",
+    ),
+    "grain": ("grain==0.2.18", "array_record==0.8.6", "numpy==2.4.6", "simplejpeg==1.9.0"),
+    "threads": (
+        "spdl==0.8.0",
+        "spdl_io==0.8.0",
+        "tinyloader==0.1.5",
+        "numpy==2.4.6",
+        "simplejpeg==1.9.0",
+    ),
+    "ffcv": ("ffcv==1.0.2", "numpy==1.26.4", "torch==2.14.1", "opencv-python-headless==4.11.0.86"),
+}
+"""The requirements of each virtual environment; "shardio" is the one that runs the benchmark."""
+
+FRAMES: Final = ("frames",)
+ROWS: Final = ("frames", "tokens")
+ANY: Final = ("frames", "tokens", "jpeg")
+ALL: Final = tuple(WORKS)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A loader in the race. `packages` are those whose versions a report names."""
+
+    title: str
+    works: tuple[str, ...]
+    place: str
+    """The module of its loader, and the function in it: `module.function`."""
+    environment: str
+    packages: tuple[str, ...]
+    settings: str
+    is_reference: bool = False
+    """True if it is no library, but a bound for what libraries can reach."""
+
+
+PEERS: Final[dict[str, Peer]] = {
+    "limit": Peer(
+        "limit",
+        ("frames", "tokens", "tokens400", "jpeg"),
+        "references.limit",
+        "shardio",
+        (),
+        "forked workers gather rows of a memory-mapped file into shared blocks; no format, no"
+        " checks; `jpeg`: simplejpeg decodes into the blocks",
+        is_reference=True,
+    ),
+    "memmap": Peer(
+        "memmap",
+        ANY,
+        "references.memmap",
+        "shardio",
+        (),
+        "one process, one `numpy.take` a batch from a memory-mapped file",
+        is_reference=True,
+    ),
+    "shardio": Peer(
+        "shardio",
+        ALL,
+        "references.shardio",
+        "shardio",
+        ("shardio-loader",),
+        "`ShardLoader(…, shuffle=True)`; every hash is verified, as by default",
+    ),
+    "ffcv": Peer(
+        "FFCV",
+        ANY,
+        "others.ffcv",
+        "ffcv",
+        ("ffcv",),
+        "`OrderOption.RANDOM`, `os_cache=True`; it encodes JPEGs itself",
+    ),
+    "torchdl": Peer(
+        "torch DataLoader",
+        (*ANY, "augment"),
+        "torch_loaders.torchdl",
+        "torch",
+        ("torch",),
+        "a map-style dataset over a memory-mapped file, as in its documentation",
+    ),
+    "torchdl-batched": Peer(
+        "torch DataLoader, batched",
+        ANY,
+        "torch_loaders.torchdl_batched",
+        "torch",
+        ("torch",),
+        "a dataset whose index is a batch: one `numpy.take` each",
+    ),
+    "spdl": Peer(
+        "SPDL",
+        ("frames", "augment", "jpeg"),
+        "others.spdl",
+        "threads",
+        ("spdl",),
+        "`DataLoader` with threads, `numpy.stack` as the aggregator",
+    ),
+    "grain": Peer(
+        "Grain",
+        ("frames", "jpeg"),
+        "others.grain",
+        "grain",
+        ("grain", "array-record"),
+        "ArrayRecord with groups of one, uncompressed; `jpeg`: a random-access source of files",
+    ),
+    "mds": Peer(
+        "MosaicML streaming",
+        ROWS,
+        "torch_loaders.mds",
+        "torch",
+        ("mosaicml-streaming",),
+        "`ndarray` columns without compression, torch's DataLoader",
+    ),
+    "wds": Peer(
+        "webdataset",
+        FRAMES,
+        "torch_loaders.wds",
+        "torch",
+        ("webdataset",),
+        "tars of 64 MiB, `shardshuffle=100`, `shuffle(500)`, batches made by the workers",
+    ),
+    "tinyloader": Peer(
+        "tinyloader",
+        ("frames", "jpeg"),
+        "others.tinyloader",
+        "threads",
+        ("tinyloader",),
+        "`load_with_workers` with shared memory, an item a batch",
+    ),
+}
+
+
+def peers_of(work: str) -> list[str]:
+    """Return the names of the peers that do a work."""
+    return [name for name, peer in PEERS.items() if work in peer.works]
+
+
+def loader_of(peer: Peer) -> Loader:
+    """Return the function that makes a peer's files and opens its loader."""
+    module, _, name = peer.place.partition(".")
+    found: Loader = getattr(import_module(f"benchmarks.racers.{module}"), name)
+    return found
+
+
+def installed_versions(peer: Peer) -> dict[str, str]:
+    """Return the versions of a peer's packages in this interpreter."""
+    return {package: metadata.version(package) for package in peer.packages}

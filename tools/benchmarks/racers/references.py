@@ -1,0 +1,113 @@
+"""References of the race, and shardio: what needs no other library."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.racers.samples import fill, source
+from benchmarks.racers.works import Batch, Epochs, Work, augmented
+
+_MESSAGE = struct.Struct("<III")
+"""Epoch, batch, block."""
+
+
+def memmap(work: Work, workers: int) -> Epochs:
+    """Fill one buffer in this process."""
+    out = np.empty((work.batch_size, *work.shape), work.dtype)
+
+    def epoch(number: int) -> Iterator[Batch]:
+        rows = source(work)
+        for samples in work.batches(number):
+            fill(work, rows, samples, out)
+            yield out[: len(samples)]
+
+    return epoch
+
+
+def limit(work: Work, workers: int) -> Epochs:
+    """Fill shared blocks in forked workers, which are sent 12 bytes for each batch."""
+    n_blocks = 2 * workers
+    n_bytes = n_blocks * work.batch_size * int(np.prod(work.shape)) * np.dtype(work.dtype).itemsize
+    descriptor = os.memfd_create("race")
+    os.ftruncate(descriptor, n_bytes)
+    memory = np.frombuffer(mmap.mmap(descriptor, n_bytes), work.dtype)
+    blocks = memory.reshape(n_blocks, work.batch_size, *work.shape)
+    blocks[:] = 0
+    requests, answers = [os.pipe() for _ in range(workers)], os.pipe()
+    for reading, _ in requests:
+        if os.fork() == 0:
+            _work(work, reading, answers[1], blocks)
+
+    def epoch(number: int) -> Iterator[Batch]:
+        free, sent, filled = list(range(n_blocks)), 0, dict[int, int]()
+        n_batches = work.n_samples // work.batch_size
+        for step in range(n_batches):
+            while free and sent < n_batches:
+                message = _MESSAGE.pack(number, sent, free.pop())
+                os.write(requests[sent % workers][1], message)
+                sent += 1
+            while step not in filled:
+                _, done, block = _MESSAGE.unpack(os.read(answers[0], _MESSAGE.size))
+                filled[done] = block
+            block = filled.pop(step)
+            yield blocks[block]
+            free.append(block)
+
+    return epoch
+
+
+def _work(work: Work, reading: int, writing: int, blocks: Batch) -> None:
+    """Fill the block of each message that arrives, and send the message back."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rows, current, batches = source(work), -1, list[Any]()
+    while len(message := os.read(reading, _MESSAGE.size)) == _MESSAGE.size:
+        epoch, step, block = _MESSAGE.unpack(message)
+        if epoch != current:
+            current, batches = epoch, list(work.batches(epoch))
+        fill(work, rows, batches[step], blocks[block])
+        os.write(writing, message)
+    os._exit(0)
+
+
+def augment_sample(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Augment a sample; a transform of shardio."""
+    return {"x": augmented(sample["x"], rng)}
+
+
+def shardio(work: Work, workers: int) -> Epochs:
+    """Load with shardio's public interface; options that are not needed keep their defaults."""
+    import shardio as s
+
+    n_shards = 400 if work.name == "tokens400" else 0
+    name = f"shardio-{s.__version__}-{n_shards}"
+    options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "output": "numpy"}
+    if work.name == "augment":
+        options["transform"] = augment_sample
+    folder = work.made(name, lambda folder: _write_shards(work, folder, n_shards))
+    loader = s.ShardLoader(folder, work.batch_size, **options)
+
+    def epoch(number: int) -> Iterator[Batch]:
+        for batch in loader:
+            yield batch["x"]
+
+    return epoch
+
+
+def _write_shards(work: Work, folder: Path, n_shards: int) -> None:
+    """Write about so many shards, or shards of 256 MiB."""
+    import shardio as s
+
+    field = s.Image() if work.is_encoded else s.Array(work.dtype, work.stored)
+    n_bytes = work.n_samples * work.row_bytes // n_shards if n_shards else 256 << 20
+    rows = (path.read_bytes() for path in work.files()) if work.is_encoded else work.rows()
+    with s.DatasetWriter(folder, s.Schema({"x": field}), shard_bytes=n_bytes) as writer:
+        for row in rows:
+            writer.append({"x": row})

@@ -1,0 +1,48 @@
+"""Samples of a work: one by one, or gathered into a buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.racers.works import Batch, Work, augmented
+
+
+class Samples:
+    """A map-style dataset, as users write it."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.source: Any = None
+
+    def __len__(self) -> int:
+        return self.work.n_samples
+
+    def __getitem__(self, i: int) -> Batch:
+        if self.source is None:
+            self.source = source(self.work)
+        if self.work.is_encoded:
+            import simplejpeg
+
+            decoded: Batch = simplejpeg.decode_jpeg(self.source[i].read_bytes())
+            return decoded
+        if self.work.name == "augment":
+            return augmented(self.source[i], np.random.default_rng(i))
+        return np.array(self.source[i])
+
+
+def source(work: Work) -> Any:
+    """Return the mapped rows of a work, or its files."""
+    return work.files() if work.is_encoded else work.rows()
+
+
+def fill(work: Work, source: Any, samples: Any, out: Batch) -> None:
+    """Gather or decode samples into a buffer."""
+    if not work.is_encoded:
+        np.take(source, samples, axis=0, out=out[: len(samples)], mode="clip")
+        return
+    import simplejpeg
+
+    for j, i in enumerate(samples):
+        simplejpeg.decode_jpeg(source[i].read_bytes(), buffer=out[j])

@@ -1,0 +1,125 @@
+"""Peers that deliver batches through torch's DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.racers.samples import Samples, fill, source
+from benchmarks.racers.works import Batch, Epochs, Work
+
+
+def torchdl(work: Work, workers: int) -> Epochs:
+    """Load a map-style dataset."""
+    from torch.utils.data import DataLoader
+
+    options: dict[str, Any] = {"shuffle": True, "persistent_workers": True}
+    loader = DataLoader(Samples(work), work.batch_size, num_workers=workers, **options)
+    return lambda epoch: (batch.numpy() for batch in loader)
+
+
+class Batches:
+    """A map-style dataset whose index is a batch; subclasses open and gather other files."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.source: Any = None
+
+    def __len__(self) -> int:
+        return self.work.n_samples
+
+    def open(self) -> Any:
+        """Open the samples, once in each worker."""
+        return source(self.work)
+
+    def gather(self, samples: Any) -> Batch:
+        """Return a batch of samples."""
+        out = np.empty((len(samples), *self.work.shape), self.work.dtype)
+        fill(self.work, self.source, samples, out)
+        return out
+
+    def __getitem__(self, samples: Any) -> Any:
+        import torch
+
+        if self.source is None:
+            self.source = self.open()
+        return torch.from_numpy(self.gather(samples))
+
+
+class Order:
+    """A sampler of batches, in another order each epoch."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return -(-self.work.n_samples // self.work.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        return self.work.batches(self.epoch)
+
+
+def by_batches(batches: Batches, workers: int, context: str | None = None) -> Epochs:
+    """Load a dataset whose index is a batch, in workers that are started as `context` says."""
+    from torch.utils.data import DataLoader
+
+    options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": context}
+    sampler = Order(batches.work)
+    loader = DataLoader(batches, None, sampler=sampler, num_workers=workers, **options)
+    return lambda epoch: (batch.numpy() for batch in loader)
+
+
+def torchdl_batched(work: Work, workers: int) -> Epochs:
+    """Load a dataset whose index is a batch: the workers send fewer and larger messages."""
+    return by_batches(Batches(work), workers)
+
+
+def _stacked(samples: Any) -> Batch:
+    return np.stack([sample["x"] for sample in samples])
+
+
+def mds(work: Work, workers: int) -> Epochs:
+    """Load MosaicML's shards."""
+    import streaming
+    from torch.utils.data import DataLoader
+
+    def write(folder: Path) -> None:
+        kind = f"ndarray:{work.dtype}:{','.join(map(str, work.stored))}"
+        with streaming.MDSWriter(out=str(folder), columns={"x": kind}) as writer:
+            for row in work.rows():
+                writer.write({"x": np.array(row)})
+
+    folder = work.made("mds", write)
+    streaming.base.util.clean_stale_shared_memory()
+    options: dict[str, Any] = {"shuffle": True, "batch_size": work.batch_size}
+    dataset = streaming.StreamingDataset(local=str(folder), **options)
+    options = {"collate_fn": _stacked, "persistent_workers": True}
+    loader = DataLoader(dataset, work.batch_size, num_workers=workers, **options)
+    return lambda epoch: iter(loader)
+
+
+def _first_fields(samples: Any) -> Batch:
+    return np.stack([sample[0] for sample in samples])
+
+
+def wds(work: Work, workers: int) -> Epochs:
+    """Load tars."""
+    import webdataset
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        pattern = f"{folder}/%04d.tar"
+        with webdataset.ShardWriter(pattern, maxsize=64 << 20, verbose=0) as writer:
+            for i, row in enumerate(work.rows()):
+                writer.write({"__key__": f"{i:06d}", "x.npy": np.array(row)})
+
+    tars = sorted(map(str, work.made("wds", write).glob("*.tar")))
+    dataset = webdataset.WebDataset(tars, shardshuffle=100).shuffle(500).decode()
+    batches = dataset.to_tuple("x.npy").batched(work.batch_size, collation_fn=_first_fields)
+    loader = webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
+    return lambda epoch: iter(loader)

@@ -1,0 +1,195 @@
+"""The works of the race, and their data.
+
+The interpreters of all peers import this module, so it needs only NumPy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Batch = npt.NDArray[Any]
+Epochs = Callable[[int], Iterator[Any]]
+"""The batches of an epoch, by its number."""
+
+SIDE: Final = 224
+CROP: Final = 192
+MARK: Final = 16
+"""The side of a block that marks a picture with a bit: JPEG keeps its mean brightness."""
+N_BITS: Final = SIDE // MARK
+CHUNK_BYTES: Final = 16 << 20
+"""The bytes of rows that a peer's writer is given at a time, where it takes several."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Samples that an epoch delivers in batches, each exactly once, in an order of its own.
+
+    `data` names the rows that the work reads, `stored` is their shape, and `shape` that of samples.
+    """
+
+    name: str
+    data: str
+    stored: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    n_samples: int
+    batch_size: int
+    parent: Path = Path()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the data, and of each peer's files."""
+        return self.parent / f"{self.data}-{self.n_samples}"
+
+    @property
+    def is_encoded(self) -> bool:
+        """True if samples are stored as JPEGs."""
+        return self.data == "jpeg"
+
+    @property
+    def row_values(self) -> int:
+        """The number of values of a stored row."""
+        return int(np.prod(self.stored))
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of a stored row."""
+        return self.row_values * np.dtype(self.dtype).itemsize
+
+    def rows(self) -> Batch:
+        """Map the rows."""
+        found: Batch = np.load(self.folder / "rows.npy", mmap_mode="r")
+        return found
+
+    def chunks(self) -> Iterator[Batch]:
+        """Yield copies of consecutive rows, about 16 MB at a time."""
+        rows, step = self.rows(), max(1, CHUNK_BYTES // self.row_bytes)
+        for i in range(0, len(rows), step):
+            yield np.array(rows[i : i + step])
+
+    def files(self) -> list[Path]:
+        """Return the paths of the JPEGs, in order."""
+        return [self.folder / "files" / f"{i:06d}.jpg" for i in range(self.n_samples)]
+
+    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the samples in the order of an epoch."""
+        return np.random.default_rng(epoch).permutation(self.n_samples)
+
+    def batches(self, epoch: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the samples of each batch of an epoch."""
+        order = self.order(epoch)
+        for i in range(0, len(order), self.batch_size):
+            yield order[i : i + self.batch_size]
+
+    def numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
+        """Return the number that each sample of a batch carries."""
+        if self.data == "tokens":
+            return batch[:, 0].astype(np.int64) + (batch[:, 1].astype(np.int64) << 16)
+        if self.is_encoded:
+            middle = slice(MARK // 2, None, MARK)
+            bits = batch[:, MARK // 2, middle, 0][:, :N_BITS] > 127
+            return bits.astype(np.int64) @ (1 << np.arange(N_BITS))
+        return batch[:, 0, 0, 0].astype(np.int64) + (batch[:, 0, 0, 1].astype(np.int64) << 8)
+
+    def made(self, name: str, make: Callable[[Path], object]) -> Path:
+        """Return a file or folder of a peer; `make` writes it where it is missing."""
+        place = self.folder / name
+        if not place.exists():
+            beside = self.folder / f".{os.getpid()}-{name}"
+            try:
+                make(beside)
+                beside.rename(place)
+            finally:
+                if beside.is_dir():
+                    shutil.rmtree(beside)
+                beside.unlink(missing_ok=True)
+        return place
+
+
+_FRAME: Final = (SIDE, SIDE, 3)
+WORKS: Final = {
+    work.name: work
+    for work in (
+        Work("frames", "frames", _FRAME, _FRAME, "uint8", 2048, 64),
+        Work("tokens", "tokens", (1024,), (1024,), "uint16", 262_144, 256),
+        Work("tokens400", "tokens", (1024,), (1024,), "uint16", 262_144, 256),
+        Work("augment", "frames", _FRAME, (CROP, CROP, 3), "uint8", 2048, 64),
+        Work("jpeg", "jpeg", _FRAME, _FRAME, "uint8", 2048, 64),
+    )
+}
+
+
+def work_of(name: str, parent: Path, n_samples: int = 0) -> Work:
+    """Return a work with its data in a folder, and with another number of samples if given."""
+    work = WORKS[name]
+    return replace(work, parent=parent, n_samples=n_samples or work.n_samples)
+
+
+def write_data(work: Work) -> None:
+    """Write the data of a work where it is missing."""
+    work.folder.mkdir(parents=True, exist_ok=True)
+    if work.is_encoded:
+        work.made("files", lambda folder: _write_files(work, folder))
+    else:
+        make = _write_tokens if work.data == "tokens" else _write_frames
+        work.made("rows.npy", lambda path: make(work, path))
+
+
+def picture(i: int) -> Batch:
+    """Return a frame whose number is written in blocks of its first rows, a bit in each."""
+    frame = _frame(i)
+    bits = (i >> np.arange(N_BITS)) & 1
+    frame[:MARK] = (bits * 255).astype(np.uint8).repeat(MARK)[None, :, None]
+    return frame
+
+
+def augmented(frame: Batch, rng: np.random.Generator) -> Batch:
+    """Return a random crop, flipped by chance; the number in the first pixel is kept."""
+    y, x, is_flipped = rng.integers(0, 33), rng.integers(0, 33), rng.integers(0, 2)
+    crop = frame[y : y + CROP, x : x + CROP]
+    out = np.ascontiguousarray(crop[:, ::-1] if is_flipped else crop)
+    out[0, 0, :2] = frame[0, 0, :2]
+    return out
+
+
+def _frame(i: int) -> Batch:
+    """Return a frame: coarse squares, with noise over them."""
+    coarse = np.random.default_rng(i % 64).integers(0, 128, (28, 28, 3), dtype=np.uint8)
+    noise = np.random.default_rng(64 + i).integers(0, 16, _FRAME, dtype=np.uint8)
+    return coarse.repeat(8, 0).repeat(8, 1) + noise
+
+
+def _write_frames(work: Work, path: Path) -> None:
+    with path.open("wb") as file:
+        frames = np.empty((work.n_samples, *_FRAME), np.uint8)
+        for i, frame in enumerate(frames):
+            frame[:] = _frame(i)
+            frame[0, 0, :2] = i & 255, i >> 8
+        np.save(file, frames)
+
+
+def _write_tokens(work: Work, path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 50_000, (work.n_samples, *work.stored), dtype=np.uint16)
+    ids = np.arange(len(tokens))
+    tokens[:, 0], tokens[:, 1] = ids & 0xFFFF, ids >> 16
+    with path.open("wb") as file:
+        np.save(file, tokens)
+
+
+def _write_files(work: Work, folder: Path) -> None:
+    """Write JPEGs of quality 90 with chroma of half the resolution, as FFCV writes its own."""
+    import simplejpeg
+
+    folder.mkdir()
+    for i in range(work.n_samples):
+        data = simplejpeg.encode_jpeg(picture(i), quality=90, colorsubsampling="420")
+        (folder / f"{i:06d}.jpg").write_bytes(data)
