@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,18 +110,21 @@ class Items:
         return (np.stack([self.samples[int(i)] for i in request]),)
 
     def post_process(self, response: Any) -> Any:
-        """Return what was loaded."""
-        return response
+        """Copy what was loaded, as a tensor made of it would."""
+        return tuple(map(np.array, response))
 
     def shutdown(self) -> None:
         """Release nothing."""
 
 
 def tinyloader(work: Work, workers: int) -> Epochs:
-    """Load batches as tinyloader's items, through shared memory."""
+    """Load batches as tinyloader's items, through shared memory where that works."""
     from tinyloader.loader import load_with_workers
 
-    options = {"shared_memory_enabled": True, "memory_pool_block_count": 2 * workers}
+    # Before Python 3.13, its shared memory ends in an AttributeError.
+    options: dict[str, Any] = {"shared_memory_enabled": sys.version_info >= (3, 13)}
+    if options["shared_memory_enabled"]:
+        options["memory_pool_block_count"] = 2 * workers
 
     def epoch(number: int) -> Iterator[Batch]:
         items = list(work.batches(number))

@@ -143,7 +143,7 @@ PEERS: Final[dict[str, Peer]] = {
         "others.tinyloader",
         "threads",
         ("tinyloader",),
-        "`load_with_workers` with shared memory, an item a batch",
+        "`load_with_workers`, an item a batch; shared memory from Python 3.13 on, where it works",
     ),
 }
 
