@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.page_parts import markdown
 from tests.docs.scale import scale_models, simulate_scale
 
 TEXT = simulate_scale.PAGE.read_text("utf-8")
@@ -16,7 +17,7 @@ TEXT = simulate_scale.PAGE.read_text("utf-8")
 
 @pytest.mark.parametrize("table", [scale_models.requests_table, scale_models.failures_table])
 def test_the_page_has_the_tables_that_are_worked_out(table: Callable[[], list[list[str]]]) -> None:
-    assert simulate_scale.markdown(table()) in TEXT
+    assert markdown(table()) in TEXT
 
 
 def test_every_plot_of_the_page_is_a_drawing() -> None:

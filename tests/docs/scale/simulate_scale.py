@@ -11,13 +11,13 @@ library, and whatever is drawn by chance comes from a fixed key.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from pathlib import Path
 from typing import Final
 
+from benchmarks.page_parts import filled, markdown
+from benchmarks.svg_plots import Axis, plot
 from tests.docs.scale import measure_shuffle, scale_models
-from tests.docs.scale.line_plots import Axis, plot
 
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "explanation" / "scale.md"
 PLOTS: Final = PAGE.with_suffix("")
@@ -90,31 +90,13 @@ def made() -> tuple[dict[str, list[list[str]]], dict[str, str]]:
     return tables, plots
 
 
-def markdown(rows: list[list[str]]) -> str:
-    """Return a table as the page has it."""
-    header, *others = (f"| {' | '.join(row)} |\n" for row in rows)
-    return header + "|---" * len(rows[0]) + "|\n" + "".join(others)
-
-
-def filled(page: str, tables: dict[str, list[list[str]]]) -> str:
-    """Return the page with these tables in their places."""
-    for name, rows in tables.items():
-        place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        found = place.findall(page)
-        if len(found) != 1:
-            raise SystemExit(f"{PAGE}: expected one place for the table {name!r}, found {found}")
-        (begin, end), table = found[0], markdown(rows).replace("\\", "\\\\")
-        page = place.sub(f"{begin}{table}{end}", page)
-    return page
-
-
 def main() -> int:
     """Write the page and its plots, or compare them; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     check = parser.parse_args().check
     tables, plots = made()
-    wanted = {PAGE: filled(PAGE.read_text("utf-8"), tables)}
+    wanted = {PAGE: filled(PAGE, {name: markdown(rows) for name, rows in tables.items()})}
     wanted |= {PLOTS / f"{name}.svg": text for name, text in plots.items()}
     stale = [p for p, text in wanted.items() if not p.exists() or p.read_text("utf-8") != text]
     for place in stale:
