@@ -124,7 +124,7 @@ def test_runs_are_compared_with_earlier_ones(made: Case, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected --list, --gate, a case, or a group: loading, "),
+        ([], "expected --list, --gate, --page, a case, or a group: loading, "),
         (["nothing"], "nothing: no case, and no group: loading, "),
         (["some.case", "--set", "mib"], "--set mib: expected NAME=VALUE, with a name of ['mib']"),
         (["some.case", "--set", "x=1"], "--set x=1: expected NAME=VALUE"),

@@ -32,7 +32,7 @@ def exists(command: str) -> bool:
         return command.partition(" ")[2] in {*PROGRAMS, "NAME", "--list"}
     if command.startswith("tools/bench "):
         load_groups()
-        return command.partition(" ")[2] in {*CASES, *GROUPS, "NAME", "--list", "--gate"}
+        return command.partition(" ")[2] in {*CASES, *GROUPS, "NAME", "--list", "--gate", "--page"}
     if command.startswith("tests."):
         return importlib.util.find_spec(command) is not None
     return any(ROOT.glob(command))

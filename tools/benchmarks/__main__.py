@@ -3,9 +3,11 @@
     tools/bench NAME … [--rounds N] [--set PARAMETER=VALUE …] [--json FILE] [--compare FILE]
     tools/bench --list [NAME …]
     tools/bench --gate
+    tools/bench --page
 
 NAME is a case, or a group of cases. Exits with 1 if a limit is missed, and with 3 if a case that is
 named cannot run here. Datasets are kept in a cache: $XDG_CACHE_HOME/shardio-bench, or --folder.
+--page draws the pages that show the race, from docs/explanation/benchmarks.json.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import report
+from benchmarks import race_page, report
 from benchmarks.data import Cache, default_folder
 from benchmarks.harness import CASES, Case, Result, choose, measure
 
@@ -52,8 +54,10 @@ def main(arguments: list[str]) -> int:
     load_groups()
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.page:
+        return _draw_pages()
     if not (options.names or options.list or options.gate):
-        parser.error(f"expected --list, --gate, a case, or a group: {', '.join(GROUPS)}")
+        parser.error(f"expected --list, --gate, --page, a case, or a group: {', '.join(GROUPS)}")
     try:
         cases = choose(options.names) if options.names else list(CASES.values())
         if options.gate:
@@ -74,6 +78,13 @@ def main(arguments: list[str]) -> int:
     if earlier is not None:
         print("\n".join(report.comparison(results, earlier)))
     return _exit_code(results)
+
+
+def _draw_pages() -> int:
+    figures = report.load(race_page.FIGURES)
+    for path in race_page.draw(race_page.drawn(figures)):
+        print(f"drawn: {path}")
+    return 0
 
 
 def _run(
@@ -104,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases and groups")
     parser.add_argument("--list", action="store_true", help="list cases, parameters and limits")
     parser.add_argument("--gate", action="store_true", help="run the gate, with retries")
+    parser.add_argument("--page", action="store_true", help="draw the pages that show the race")
     parser.add_argument("--rounds", type=int, help="rounds over the lanes of each case")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PARAMETER=VALUE", help="change a parameter"

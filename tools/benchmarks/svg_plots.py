@@ -1,4 +1,4 @@
-"""Line plots as SVG files, for pages of the documentation."""
+"""Plots of lines and of dots as SVG files, for pages of the documentation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 # Told apart with any eyes: the colours of Okabe and Ito.
 _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 920, 380, 76, 220, 56, 52
+_NAMES, _ROW = 250, 26
 
 Points = Sequence[tuple[float, float]]
 
@@ -34,9 +35,7 @@ class Axis:
 
 def plot(title: str, x: Axis, y: Axis, lines: Mapping[str, Points]) -> str:
     """Draw lines, each with a name; the text of an SVG file."""
-    size = {"width": str(_WIDTH), "height": str(_HEIGHT), "viewBox": f"0 0 {_WIDTH} {_HEIGHT}"}
-    root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
-    _add(root, "rect", width=_WIDTH, height=_HEIGHT, fill="white")
+    root = _canvas(_HEIGHT)
     _text(root, _LEFT, 22, title, weight="bold")
     for value in y.ticks:
         at = _down(y, value)
@@ -59,6 +58,52 @@ def plot(title: str, x: Axis, y: Axis, lines: Mapping[str, Points]) -> str:
         place = _TOP + 16 + 18 * number
         _add(root, "rect", x=_WIDTH - _RIGHT + 20, y=place - 9, width=12, height=10, fill=colour)
         _text(root, _WIDTH - _RIGHT + 38, place, name)
+    return _written(root)
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A row of a dot plot: a value, and the range around it."""
+
+    name: str
+    low: float
+    value: float
+    high: float
+    is_marked: bool = False
+
+
+def dots(title: str, x: Axis, rows: Sequence[Dot]) -> str:
+    """Draw a dot for each value, and a line for its range, a row each; the text of an SVG file."""
+    height = _TOP + _ROW * len(rows) + _BOTTOM
+    root = _canvas(height)
+    _text(root, _NAMES, 22, title, weight="bold")
+    for value in x.ticks:
+        at = _across(x, value)
+        _add(root, "line", x1=at, x2=at, y1=_TOP - 12, y2=height - _BOTTOM, stroke="#dddddd")
+        _text(root, at, height - _BOTTOM + 18, _said(value), anchor="middle")
+    _text(root, (_NAMES + _WIDTH - _LEFT) / 2, height - 10, x.title, anchor="middle")
+    for number, row in enumerate(rows):
+        y = _TOP + _ROW * (number + 0.5) - 6
+        colour, weight = (_COLOURS[1], "bold") if row.is_marked else (_COLOURS[0], "normal")
+        _text(root, _NAMES - 12, y + 4, row.name, anchor="end", weight=weight)
+        low, high = _across(x, row.low), _across(x, row.high)
+        _add(root, "line", x1=low, x2=high, y1=y, y2=y, stroke=colour, stroke_width=3)
+        _add(root, "circle", cx=_across(x, row.value), cy=y, r=5, fill=colour)
+    return _written(root)
+
+
+def _across(x: Axis, value: float) -> float:
+    return _NAMES + x.at(value) * (_WIDTH - _LEFT - _NAMES)
+
+
+def _canvas(height: int) -> ElementTree.Element:
+    size = {"width": str(_WIDTH), "height": str(height), "viewBox": f"0 0 {_WIDTH} {height}"}
+    root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size})
+    _add(root, "rect", width=_WIDTH, height=height, fill="white")
+    return root
+
+
+def _written(root: ElementTree.Element) -> str:
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 

@@ -1,0 +1,86 @@
+"""The pages that show the race are drawn from the JSON of a run, and show what it lacks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import race_page
+from benchmarks.__main__ import main
+
+FOUND: dict[str, Any] = json.loads(race_page.FIGURES.read_text("utf-8"))
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_pages_are_what_is_drawn_from_the_figures() -> None:
+    texts = race_page.drawn(FOUND)
+    assert {race_page.PAGE, race_page.README} < {*texts}
+    for path, text in texts.items():
+        assert path.read_text("utf-8") == text, f"{path}: run `tools/bench --page`"
+    assert {*race_page.PLOTS.iterdir()} == {path for path in texts if path.suffix == ".svg"}
+
+
+def test_the_command_leaves_pages_that_are_as_drawn(capsys: Capture) -> None:
+    assert main(["--page"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_plots_are_drawings() -> None:
+    plots = sorted(race_page.PLOTS.glob("*.svg"))
+    assert plots
+    for plot in plots:
+        ElementTree.parse(plot)
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return the lines of the page that shows a run."""
+    return race_page.drawn(found)[race_page.PAGE].splitlines()
+
+
+def test_a_changed_figure_changes_the_page_and_is_a_loss_if_it_is_better() -> None:
+    found = copy.deepcopy(FOUND)
+    for figure in found["cases"]["race.frames"]["figures"]:
+        if (figure["lane"], figure["unit"]) == ("grain", race_page.STREAM):
+            figure |= dict.fromkeys(("min", "median", "max"), 1e6)
+    new = [line for line in lines(found) if "| Grain | 1,000,000 (1,000,000–1,000,000) |" in line]
+    rate, loss = new
+    assert rate.startswith("| Grain | ") and loss.startswith("| `frames` | stream, samples/s | ")
+
+
+def test_what_is_not_measured_is_listed() -> None:
+    found = copy.deepcopy(FOUND)
+    del found["cases"]["race.tokens400"]
+    case = found["cases"]["race.tokens"]
+    case["figures"] = [each for each in case["figures"] if each["lane"] not in ("ffcv", "mds")]
+    case["notes"] = ["without ffcv: environment ffcv: cannot be installed", "limit: stopped"]
+    page = lines(found)
+    assert "| `tokens400` | all | not in this run |" in page
+    assert "| `tokens` | FFCV | environment ffcv: cannot be installed |" in page
+    assert "| `tokens` | MosaicML streaming | not in this run |" in page
+    assert "| `tokens` | *limit* | stopped |" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234567.0, "1,230,000"),
+        (999.6, "1,000"),
+        (123.4, "123"),
+        (12.34, "12.3"),
+        (0.01234, "0.0123"),
+    ],
+)
+def test_numbers_have_three_digits(value: float, shown: str) -> None:
+    assert race_page.rounded(value) == shown
+
+
+def test_pages_are_written_where_they_differ(tmp_path: Path) -> None:
+    same, other = tmp_path / "same", tmp_path / "folder" / "other"
+    same.write_text("a")
+    assert race_page.draw({same: "a", other: "b"}) == [other]
+    assert other.read_text() == "b"

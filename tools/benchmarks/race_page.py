@@ -1,0 +1,278 @@
+"""Draw the pages that show the race: tables and plots, all from the JSON of one run.
+
+`tools/bench race --json docs/explanation/benchmarks.json` writes the JSON, and `tools/bench --page`
+draws docs/explanation/benchmarks.md, its plots, and the table of README.md. Tables stand between
+comments that name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.child import ROOT
+from benchmarks.page_parts import filled, markdown
+from benchmarks.racers.peers import PEERS, peers_of
+from benchmarks.racers.works import WORKS
+from benchmarks.svg_plots import Axis, Dot, dots
+
+README: Final = ROOT / "README.md"
+PAGE: Final = ROOT / "docs" / "explanation" / "benchmarks.md"
+FIGURES: Final = PAGE.with_suffix(".json")
+PLOTS: Final = PAGE.with_suffix("")
+
+STREAM: Final = "samples of a stream/s"
+FIRST: Final = "samples of the first epoch/s"
+COLUMNS: Final = {
+    STREAM: "stream, samples/s",
+    "samples/s": "best epoch, samples/s",
+    FIRST: "first epoch, samples/s",
+    "s from start to first batch": "first batch after, s",
+    "s from start to end of epoch": "first epoch after, s",
+    "CPU µs/sample": "CPU, µs/sample",
+    "MB of memory": "memory, MB",
+}
+"""The headings of figures, by their units."""
+RATES: Final = (STREAM, "samples/s", FIRST, "CPU µs/sample")
+COSTS: Final = ("s from start to first batch", "s from start to end of epoch", "MB of memory")
+TITLES: Final = {
+    "frames": "Frames of 224×224×3 bytes, in random order",
+    "tokens": "Rows of 1,024 tokens, in random order",
+    "tokens400": "Rows of 1,024 tokens, shardio's in 400 shards",
+    "augment": "Frames with a random crop and flip",
+    "jpeg": "JPEGs, decoded to 224×224×3",
+}
+IN_README: Final = ("frames", "tokens", "tokens400")
+
+Figure = Mapping[str, Any]
+"""The minimum, median and maximum of all rounds."""
+
+
+class Case:
+    """The figures of one work, by peer and unit."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.notes: list[str] = found["notes"]
+        self.versions: Mapping[str, Mapping[str, str]] = found.get("versions", {})
+        self.rounds: int = found["rounds"]
+        self._figures: dict[str, dict[str, Figure]] = {}
+        for each in found["figures"]:
+            self._figures.setdefault(each["lane"], {})[each["unit"]] = each
+
+    def figure(self, peer: str, unit: str) -> Figure | None:
+        """Return a figure; None if the peer does not have it."""
+        return self._figures.get(peer, {}).get(unit)
+
+    def units(self) -> set[str]:
+        """Return the units of all figures."""
+        return {unit for figures in self._figures.values() for unit in figures}
+
+    def ranked(self, unit: str) -> list[str]:
+        """Return the peers that have a figure of a unit, the best first."""
+        having = [peer for peer, figures in self._figures.items() if unit in figures]
+        return sorted(
+            having,
+            key=lambda peer: self._figures[peer][unit]["median"],
+            reverse=unit.endswith("/s"),
+        )
+
+    def gain(self, peer: str, unit: str) -> float:
+        """Return by which factor a peer is better than shardio, by their medians."""
+        theirs = self._figures[peer][unit]["median"]
+        ours = self._figures["shardio"][unit]["median"]
+        return float(theirs / ours if unit.endswith("/s") else ours / theirs)
+
+
+def drawn(found: Mapping[str, Any]) -> dict[Path, str]:
+    """Return the texts of all files that show a run."""
+    cases = {
+        name.partition(".")[2]: Case(each)
+        for name, each in found["cases"].items()
+        if each["group"] == "race" and each["figures"]
+    }
+    cases = {name: cases[name] for name in WORKS if name in cases}
+    tables = {
+        "machine": _machine(found, cases),
+        "behind": _behind(cases),
+        "start": _figures(cases["frames"], COSTS),
+        "missing": _missing(cases),
+        "peers": _peers(cases),
+    }
+    page = filled(PAGE, {name: markdown(rows) for name, rows in tables.items()} | _works(cases))
+    texts = {PAGE: page, README: filled(README, {"speed": markdown(_speed(cases))})}
+    return texts | {PLOTS / f"{name}.svg": _plot(name, case) for name, case in cases.items()}
+
+
+def draw(texts: Mapping[Path, str]) -> list[Path]:
+    """Write the files whose texts differ; return their paths."""
+    stale = [
+        path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text
+    ]
+    for path in stale:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(texts[path], "utf-8")
+    return stale
+
+
+def rounded(value: float) -> str:
+    """Return a number with three significant digits."""
+    shown = float(f"{value:.3g}")
+    return f"{shown:,.0f}" if shown >= 100 else f"{shown:.3g}"
+
+
+# Tables.
+
+
+def _name(peer: str) -> str:
+    title = PEERS[peer].title if peer in PEERS else peer
+    if peer == "shardio":
+        return f"**{title}**"
+    return f"*{title}*" if peer in PEERS and PEERS[peer].is_reference else title
+
+
+def _ranged(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    return f"{rounded(figure['median'])} ({rounded(figure['min'])}–{rounded(figure['max'])})"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def _machine(found: Mapping[str, Any], cases: Mapping[str, Case]) -> list[list[str]]:
+    machine = found["machine"]
+    rounds = {case.rounds for case in cases.values()}
+    return [
+        ["", ""],
+        ["processor", machine["cpu"]],
+        ["usable cores", str(machine["usable_cpus"])],
+        ["memory", f"{machine['memory_bytes'] / 2**30:.0f} GiB"],
+        ["kernel", machine["kernel"]],
+        ["Python", found["versions"]["python"]],
+        ["commit of shardio", f"`{found['commit'][:12]}`"],
+        ["rounds", " or ".join(map(str, sorted(rounds)))],
+    ]
+
+
+def _works(cases: Mapping[str, Case]) -> dict[str, str]:
+    """Return a section for each work: heading, command, plot and table."""
+    sections = [
+        f"### {TITLES[name]}\n\n`tools/bench race.{name}`\n\n"
+        f"![{TITLES[name]}]({PLOTS.name}/{name}.svg)\n\n"
+        f"{markdown(_figures(case, RATES, with_ratio=True))}"
+        for name, case in cases.items()
+    ]
+    return {"works": "\n" + "\n".join(sections) + "\n"}
+
+
+def _figures(case: Case, units: tuple[str, ...], *, with_ratio: bool = False) -> list[list[str]]:
+    """Return the figures of all peers, sorted by the first unit."""
+    units = tuple(unit for unit in units if unit in case.units())
+    if not units:
+        return [["loader", "figure"], ["all", "not in this run"]]
+    heading, *others = (COLUMNS[unit] for unit in units)
+    rows = [["loader", heading, *(["shardio ÷ loader"] if with_ratio else []), *others]]
+    for peer in case.ranked(units[0]):
+        first, *others = (_ranged(case.figure(peer, unit)) for unit in units)
+        ratio = [_ratio(1 / case.gain(peer, units[0]))] if with_ratio else []
+        rows.append([_name(peer), first, *ratio, *others])
+    return rows
+
+
+def _behind(cases: Mapping[str, Case]) -> list[list[str]]:
+    """Return all figures of libraries and references that are better than shardio's."""
+    rows = []
+    for name, case in cases.items():
+        for unit in COLUMNS:
+            for peer in case.ranked(unit):
+                if "shardio" in case.ranked(unit) and (gain := case.gain(peer, unit)) > 1:
+                    theirs, ours = case.figure(peer, unit), case.figure("shardio", unit)
+                    shown = [COLUMNS[unit], _name(peer), _ranged(theirs), _ranged(ours)]
+                    rows.append([f"`{name}`", *shown, _ratio(gain)])
+    return [["work", "figure", "loader", "its figure", "shardio's", "better by"], *rows]
+
+
+def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
+    """Return a row for each work and loader without figures, and why they are missing."""
+    rows = []
+    for name in WORKS:
+        if name not in cases:
+            rows.append([f"`{name}`", "all", "not in this run"])
+            continue
+        notes = {peer: "not in this run" for peer in peers_of(name)}
+        for note in cases[name].notes:
+            named, _, said = note.removeprefix("without ").partition(": ")
+            notes |= dict.fromkeys(named.split(", "), said)
+        measured = cases[name].ranked(STREAM)
+        rows += [
+            [f"`{name}`", _name(peer), said]
+            for peer, said in notes.items()
+            if peer not in measured or said != "not in this run"
+        ]
+    return [["work", "loader", "reason"], *(rows or [["", "", "nothing is missing"]])]
+
+
+def _peers(cases: Mapping[str, Case]) -> list[list[str]]:
+    versions = dict[str, Mapping[str, str]]()
+    for case in cases.values():
+        versions |= case.versions
+    rows = []
+    for name, peer in PEERS.items():
+        shown = ", ".join(
+            f"{package} {version}" for package, version in versions.get(name, {}).items()
+        )
+        rows.append([_name(name), shown, ", ".join(peer.works), peer.settings])
+    return [["loader", "version", "works", "settings"], *rows]
+
+
+def _speed(cases: Mapping[str, Case]) -> list[list[str]]:
+    """Return the table of README.md: streams and, in brackets, first epochs."""
+    names = [name for name in IN_README if name in cases]
+    header = {
+        "frames": "frames 224×224×3",
+        "tokens": "tokens 1,024×u16",
+        "tokens400": "in 400 shards",
+    }
+    rows = [["loader", *(header[name] for name in names)]]
+    for peer in cases["frames"].ranked(STREAM):
+        rows.append([_name(peer), *(_short(cases[name], peer) for name in names)])
+    return rows
+
+
+def _short(case: Case, peer: str) -> str:
+    stream, first = case.figure(peer, STREAM), case.figure(peer, FIRST)
+    if stream is None or first is None:
+        return ""
+    return f"{rounded(stream['median'])} ({rounded(first['median'])})"
+
+
+def _plot(name: str, case: Case) -> str:
+    """Draw the streams of all peers, with the range of all rounds."""
+    rows = []
+    for peer in case.ranked(STREAM):
+        figure = case.figure(peer, STREAM)
+        if figure is not None:
+            title = PEERS[peer].title if peer in PEERS else peer
+            rows.append(
+                Dot(title, figure["min"], figure["median"], figure["max"], peer == "shardio")
+            )
+    return dots(TITLES[name], _axis(rows), rows)
+
+
+def _axis(rows: list[Dot]) -> Axis:
+    """Return a logarithmic axis whose ticks are the powers of ten around all values."""
+    low, high = min(row.low for row in rows), max(row.high for row in rows)
+    ticks = list(_powers(low, high))
+    return Axis("samples per second in a stream of epochs", ticks, is_log=True)
+
+
+def _powers(low: float, high: float) -> Iterator[float]:
+    tick = 1.0
+    while tick * 10 <= low:
+        tick *= 10
+    yield tick
+    while tick < high:
+        tick *= 10
+        yield tick
