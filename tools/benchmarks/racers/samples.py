@@ -46,3 +46,17 @@ def fill(work: Work, source: Any, samples: Any, out: Batch) -> None:
 
     for j, i in enumerate(samples):
         simplejpeg.decode_jpeg(source[i].read_bytes(), buffer=out[j])
+
+
+def arrow_values(column: Any, work: Work) -> Batch:
+    """Return an Arrow column of rows as an array, without a copy if it has one chunk."""
+    import pyarrow
+
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    if pyarrow.types.is_fixed_size_list(column.type):
+        found: Batch = column.flatten().to_numpy()
+    else:
+        n, at = len(column) * work.row_bytes, column.offset * work.row_bytes
+        found = np.frombuffer(column.buffers()[1], np.uint8, n, at).view(work.dtype)
+    return found.reshape(len(column), *work.stored)

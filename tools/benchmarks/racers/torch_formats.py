@@ -1,0 +1,121 @@
+"""Formats whose readers torch's DataLoader runs: HDF5, datasets of Hugging Face, LitData."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.racers.samples import arrow_values
+from benchmarks.racers.torch_loaders import Batches, by_batches
+from benchmarks.racers.works import Batch, Epochs, Work
+
+TOKEN_ROWS: Final = 4096
+"""The number of rows that LitData's writer is given at a time."""
+
+
+class Rows(Batches):
+    """Rows of an HDF5 dataset, each read into its place."""
+
+    def __init__(self, work: Work, path: Path) -> None:
+        super().__init__(work)
+        self.path = path
+
+    def open(self) -> Any:
+        """Open the dataset."""
+        import h5py
+
+        return h5py.File(self.path, "r")["x"]
+
+    def gather(self, samples: Any) -> Batch:
+        """Read a batch."""
+        out = np.empty((len(samples), *self.work.stored), self.work.dtype)
+        for j, i in enumerate(samples):
+            self.source.read_direct(out, np.s_[int(i)], np.s_[j])
+        return out
+
+
+def hdf5(work: Work, workers: int) -> Epochs:
+    """Load rows of a contiguous HDF5 dataset."""
+    import h5py
+
+    def write(path: Path) -> None:
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=work.rows())
+
+    return by_batches(Rows(work, work.made("rows.h5", write)), workers)
+
+
+class Table(Batches):
+    """A dataset of Hugging Face, whose batches are Arrow tables."""
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        super().__init__(work)
+        self.folder = folder
+
+    def open(self) -> Any:
+        """Open the dataset."""
+        import datasets
+
+        return datasets.load_from_disk(str(self.folder)).with_format("arrow")
+
+    def gather(self, samples: Any) -> Batch:
+        """Return a batch as an array."""
+        return arrow_values(self.source[samples.tolist()]["x"], self.work)
+
+
+def hf(work: Work, workers: int) -> Epochs:
+    """Load a dataset of Hugging Face from the disk."""
+    import datasets
+    import pyarrow
+
+    def write(folder: Path) -> None:
+        parts = [
+            pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), work.row_values)
+            for rows in work.chunks()
+        ]
+        table = datasets.table.InMemoryTable(pyarrow.table({"x": pyarrow.chunked_array(parts)}))
+        datasets.Dataset(table).save_to_disk(str(folder), max_shard_size="500MB")
+
+    return by_batches(Table(work, work.made("hf", write)), workers)
+
+
+class Tensors:
+    """Inputs of LitData's `optimize`: a row, or a part of the stream of tokens."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+
+    def __call__(self, i: int) -> Any:
+        """Return an input as a tensor."""
+        import torch
+
+        rows = self.work.rows()
+        if self.work.data == "frames":
+            return torch.from_numpy(np.array(rows[i]))
+        part = np.array(rows[i * TOKEN_ROWS : (i + 1) * TOKEN_ROWS])
+        return torch.from_numpy(part.reshape(-1).view(np.int16))
+
+
+def litdata(work: Work, workers: int) -> Epochs:
+    """Load LitData's chunks."""
+    import litdata as library
+    from litdata.streaming.item_loader import TokensLoader
+
+    options: dict[str, Any] = {}
+    n_inputs = work.n_samples
+    if work.data == "tokens":
+        options["item_loader"] = TokensLoader(block_size=work.row_values)
+        n_inputs = -(-work.n_samples // TOKEN_ROWS)
+
+    def write(folder: Path) -> None:
+        how: dict[str, Any] = {"chunk_bytes": "64MB", "num_workers": 1, **options}
+        library.optimize(Tensors(work), list(range(n_inputs)), str(folder), **how)
+
+    folder = work.made("litdata", write)
+    dataset = library.StreamingDataset(str(folder), shuffle=True, drop_last=False, **options)
+    loader = library.StreamingDataLoader(
+        dataset, batch_size=work.batch_size, num_workers=workers, persistent_workers=True
+    )
+    return lambda epoch: (batch.numpy().view(work.dtype) for batch in loader)
