@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from benchmarks.child import NotMeasured
 from benchmarks.environments import interpreter
 from benchmarks.racers import run
 from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
-from benchmarks.racers.works import WORKS, Batch, Work, picture, work_of, write_data
+from benchmarks.racers.works import CLIP_FRAMES, WORKS, Batch, Work, picture, work_of, write_data
 
 pytestmark = pytest.mark.process
 
@@ -75,6 +76,21 @@ def test_pictures_carry_their_numbers_through_jpeg() -> None:
     data = [simplejpeg.encode_jpeg(picture(i), 90, colorsubsampling="420") for i in numbers]
     decoded = np.stack([simplejpeg.decode_jpeg(each) for each in data])
     assert WORKS["jpeg"].numbers(decoded).tolist() == numbers
+
+
+def test_clips_carry_their_numbers_and_are_checked_for_missing_frames(tmp_path: Path) -> None:
+    work = work_of("clips", tmp_path, 3)
+    write_data(work)
+    clips = []
+    for path in work.files():
+        with av.open(str(path)) as container:
+            frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        clips.append(frames[5 : 5 + CLIP_FRAMES])
+    batch = np.array(clips)
+    assert batch.shape == (3, *work.shape) and work.numbers(batch).tolist() == [0, 1, 2]
+    batch[1, 7] = batch[1, 6]
+    batch[2, 9] = batch[0, 9]
+    assert work.numbers(batch).tolist() == [0, 3, 3]
 
 
 def test_files_of_a_peer_are_written_once_and_not_kept_if_that_fails(work: Work) -> None:

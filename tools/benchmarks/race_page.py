@@ -42,6 +42,7 @@ TITLES: Final = {
     "tokens400": "Rows of 1,024 tokens, shardio's in 400 shards",
     "augment": "Frames with a random crop and flip",
     "jpeg": "JPEGs, decoded to 224×224×3",
+    "clips": "Random clips of 16 frames of 112×112, decoded from H.264",
 }
 IN_README: Final = ("frames", "tokens", "tokens400")
 

@@ -21,6 +21,8 @@ ENVIRONMENTS: Final[dict[str, tuple[str, ...]]] = {
         "h5py==3.16.0",
         "litdata==0.2.76",
         "datasets==5.2.0",
+        "torchcodec==0.17.0",
+        "av==18.1.0",
     ),
     "mosaicml": ("mosaicml-streaming==0.13.0", "torch==2.14.1", "numpy==2.1.3"),
     "columns": (
@@ -195,6 +197,23 @@ PEERS: Final[dict[str, Peer]] = {
         ("tensorstore",),
         "Zarr 3 with sharding: chunks of a frame or 16 rows, no compression, sorted reads of four"
         " batches under way",
+    ),
+    "torchcodec": Peer(
+        "torchcodec",
+        ("clips",),
+        "clips.torchcodec",
+        "torch",
+        ("torchcodec", "torch"),
+        '`seek_mode="approximate"`, a thread and `get_frames_in_range` for each clip, decoders that'
+        " stay open, in torch's DataLoader",
+    ),
+    "pyav": Peer(
+        "PyAV",
+        ("clips",),
+        "clips.pyav",
+        "torch",
+        ("av", "torch"),
+        "containers that stay open, a thread for each clip, in torch's DataLoader",
     ),
     "tinyloader": Peer(
         "tinyloader",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.racers.samples import fill, source
-from benchmarks.racers.works import Batch, Epochs, Work, augmented
+from benchmarks.racers.works import CLIP_FRAMES, Batch, Epochs, Work, augmented
 
 _MESSAGE = struct.Struct("<III")
 """Epoch, batch, block."""
@@ -92,7 +92,10 @@ def shardio(work: Work, workers: int) -> Epochs:
     if work.name == "augment":
         options["transform"] = augment_sample
     folder = work.made(name, lambda folder: _write_shards(work, folder, n_shards))
-    loader = s.ShardLoader(folder, work.batch_size, **options)
+    data: Any = folder
+    if work.data == "clips":
+        data = s.open(folder).clips(CLIP_FRAMES, where="random")
+    loader = s.ShardLoader(data, work.batch_size, **options)
 
     def epoch(number: int) -> Iterator[Batch]:
         for batch in loader:
@@ -105,9 +108,10 @@ def _write_shards(work: Work, folder: Path, n_shards: int) -> None:
     """Write about so many shards, or shards of 256 MiB."""
     import shardio as s
 
-    field = s.Image() if work.is_encoded else s.Array(work.dtype, work.stored)
     n_bytes = work.n_samples * work.row_bytes // n_shards if n_shards else 256 << 20
-    rows = (path.read_bytes() for path in work.files()) if work.is_encoded else work.rows()
+    fields: dict[str, Any] = {"jpeg": s.Image(), "clips": s.Video()}
+    field = fields.get(work.data, s.Array(work.dtype, work.stored))
+    rows = (path.read_bytes() for path in work.files()) if work.data in fields else work.rows()
     with s.DatasetWriter(folder, s.Schema({"x": field}), shard_bytes=n_bytes) as writer:
         for row in rows:
             writer.append({"x": row})

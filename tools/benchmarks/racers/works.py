@@ -24,6 +24,10 @@ CROP: Final = 192
 MARK: Final = 16
 """The side of a block that marks a picture with a bit: JPEG keeps its mean brightness."""
 N_BITS: Final = SIDE // MARK
+CLIP_SIDE: Final = 112
+CLIP_MARK: Final = CLIP_SIDE // N_BITS
+CLIP_FRAMES: Final = 16
+VIDEO_FRAMES: Final = 64
 CHUNK_BYTES: Final = 16 << 20
 """The bytes of rows that a peer's writer is given at a time, where it takes several."""
 
@@ -76,8 +80,9 @@ class Work:
             yield np.array(rows[i : i + step])
 
     def files(self) -> list[Path]:
-        """Return the paths of the JPEGs, in order."""
-        return [self.folder / "files" / f"{i:06d}.jpg" for i in range(self.n_samples)]
+        """Return the paths of the JPEGs or videos, in order."""
+        suffix = "mp4" if self.data == "clips" else "jpg"
+        return [self.folder / "files" / f"{i:06d}.{suffix}" for i in range(self.n_samples)]
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the samples in the order of an epoch."""
@@ -90,13 +95,15 @@ class Work:
             yield order[i : i + self.batch_size]
 
     def numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Return the number that each sample of a batch carries."""
+        """Return the number of each sample of a batch; `n_samples` if a clip is not whole."""
+        if self.data == "clips":
+            videos, frames = _marked(batch, CLIP_MARK, 0), _marked(batch, CLIP_MARK, 1)
+            is_whole = (videos == videos[:, :1]).all(1) & (np.diff(frames) == 1).all(1)
+            return np.where(is_whole, videos[:, 0], self.n_samples)
         if self.data == "tokens":
             return batch[:, 0].astype(np.int64) + (batch[:, 1].astype(np.int64) << 16)
         if self.is_encoded:
-            middle = slice(MARK // 2, None, MARK)
-            bits = batch[:, MARK // 2, middle, 0][:, :N_BITS] > 127
-            return bits.astype(np.int64) @ (1 << np.arange(N_BITS))
+            return _marked(batch, MARK, 0)
         return batch[:, 0, 0, 0].astype(np.int64) + (batch[:, 0, 0, 1].astype(np.int64) << 8)
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
@@ -114,7 +121,20 @@ class Work:
         return place
 
 
+def _mark(frame: Batch, side: int, row: int, number: int) -> None:
+    """Write a number in blocks of a frame, a bit in each; `row` is that of the blocks."""
+    bits = (number >> np.arange(N_BITS)) & 1
+    frame[row * side : (row + 1) * side] = (bits * 255).astype(np.uint8).repeat(side)[None, :, None]
+
+
+def _marked(frames: Batch, side: int, row: int) -> npt.NDArray[np.int64]:
+    """Return the number in blocks of each frame."""
+    bits = frames[..., row * side + side // 2, side // 2 :: side, 0] > 127
+    return bits.astype(np.int64) @ (1 << np.arange(N_BITS))
+
+
 _FRAME: Final = (SIDE, SIDE, 3)
+_CLIP: Final = (CLIP_FRAMES, CLIP_SIDE, CLIP_SIDE, 3)
 WORKS: Final = {
     work.name: work
     for work in (
@@ -123,6 +143,7 @@ WORKS: Final = {
         Work("tokens400", "tokens", (1024,), (1024,), "uint16", 262_144, 256),
         Work("augment", "frames", _FRAME, (CROP, CROP, 3), "uint8", 2048, 64),
         Work("jpeg", "jpeg", _FRAME, _FRAME, "uint8", 2048, 64),
+        Work("clips", "clips", _CLIP, _CLIP, "uint8", 256, 8),
     )
 }
 
@@ -136,7 +157,9 @@ def work_of(name: str, parent: Path, n_samples: int = 0) -> Work:
 def write_data(work: Work) -> None:
     """Write the data of a work where it is missing."""
     work.folder.mkdir(parents=True, exist_ok=True)
-    if work.is_encoded:
+    if work.data == "clips":
+        work.made("files", lambda folder: _write_videos(work, folder))
+    elif work.is_encoded:
         work.made("files", lambda folder: _write_files(work, folder))
     else:
         make = _write_tokens if work.data == "tokens" else _write_frames
@@ -146,8 +169,7 @@ def write_data(work: Work) -> None:
 def picture(i: int) -> Batch:
     """Return a frame whose number is written in blocks of its first rows, a bit in each."""
     frame = _frame(i)
-    bits = (i >> np.arange(N_BITS)) & 1
-    frame[:MARK] = (bits * 255).astype(np.uint8).repeat(MARK)[None, :, None]
+    _mark(frame, MARK, 0, i)
     return frame
 
 
@@ -193,3 +215,23 @@ def _write_files(work: Work, folder: Path) -> None:
     for i in range(work.n_samples):
         data = simplejpeg.encode_jpeg(picture(i), quality=90, colorsubsampling="420")
         (folder / f"{i:06d}.jpg").write_bytes(data)
+
+
+def _write_videos(work: Work, folder: Path) -> None:
+    """Write videos of H.264 with a keyframe every 16 frames, whose frames carry two numbers."""
+    import av
+
+    folder.mkdir()
+    settings = {"crf": "19", "g": "16", "keyint_min": "16", "sc_threshold": "0", "bf": "0"}
+    for i in range(work.n_samples):
+        scene = _frame(i)
+        with av.open(str(folder / f"{i:06d}.mp4"), "w") as container:
+            stream = container.add_stream("libx264", rate=25, options=settings)
+            stream.width = stream.height = CLIP_SIDE
+            stream.pix_fmt = "yuv420p"
+            for n in range(VIDEO_FRAMES):  # the camera pans
+                frame = np.ascontiguousarray(scene[n : n + CLIP_SIDE, n : n + CLIP_SIDE])
+                _mark(frame, CLIP_MARK, 0, i)
+                _mark(frame, CLIP_MARK, 1, n)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
+            container.mux(stream.encode())
