@@ -14,9 +14,12 @@ import av
 import numpy as np
 import pytest
 
+from benchmarks import race
 from benchmarks.__main__ import main
 from benchmarks.child import NotMeasured
 from benchmarks.environments import interpreter
+from benchmarks.peer_programs import Ended
+from benchmarks.race_faults import outcome
 from benchmarks.racers import run
 from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
 from benchmarks.racers.works import CLIP_FRAMES, WORKS, Batch, Work, picture, work_of, write_data
@@ -203,3 +206,54 @@ def test_peers_that_fail_are_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {each["lane"] for each in found["figures"]} == {"memmap"}
     absent, broken = found["notes"]
     assert absent.startswith("without absent: ") and broken.startswith("broken: ")
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_shardio_does_at_faults_as_promised_and_a_bare_map_delivers_damage(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    options = ["--set", "peers=shardio,memmap", "--json", str(file), "--folder", str(tmp_path)]
+    assert main(["race.faults", *options]) == 0
+    case = json.loads(file.read_text("utf-8"))["cases"]["race.faults"]
+    assert case["outcomes"] == {
+        "shardio": {
+            "kill": "all samples",
+            "flip": "error, with file and sample",
+            "truncate": "error, with file",
+        },
+        "memmap": {
+            "kill": "– (it has no worker processes)",
+            "flip": "delivered, 1 damaged",
+            "truncate": "error",
+        },
+    }
+
+
+def test_faults_fail_if_shardio_delivers_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    found = race.WANTED | {"flip": "delivered, 1 damaged"}
+    monkeypatch.setattr(race, "outcomes", lambda *_: found)
+    assert main(["race.faults", "--set", "peers=shardio", "--folder", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "flip        delivered, 1 damaged" in said and "WrongResult: shardio: " in said
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (Ended(None, "stopped after 60 s", is_stopped=True), "hangs"),
+        (Ended(None, "exit code 1: OSError: no file"), "error"),
+        (
+            Ended(None, "exit code 1: Damaged: /x/fault-data/y: sample 7"),
+            "error, with file and sample",
+        ),
+        (Ended({"missing": 0, "damaged": 0}, ""), "all samples"),
+        (Ended({"missing": 2, "damaged": 1}, ""), "delivered, 2 missing, 1 damaged"),
+        (Ended({"not possible": "it has no workers"}, ""), "– (it has no workers)"),
+    ],
+)
+def test_outcomes_in_words(ended: Ended, said: str) -> None:
+    assert outcome(ended) == said

@@ -65,6 +65,23 @@ def test_what_is_not_measured_is_listed() -> None:
     assert "| `tokens` | *limit* | stopped |" in page
 
 
+def test_times_from_the_start_and_faults_are_shown_where_a_run_has_them() -> None:
+    found = copy.deepcopy(FOUND)
+    for lane, value in (("shardio", 0.5), ("grain", 1.25)):
+        unit = "s from start to first batch"
+        figure = {"lane": lane, "unit": unit, "min": value, "median": value, "max": value}
+        found["cases"]["race.frames"]["figures"].append(figure)
+    outcomes = {"ffcv": {"kill": "–", "flip": "delivered, 1 damaged", "truncate": "error"}}
+    found["cases"]["race.faults"] = {"group": "race", "figures": [], "outcomes": outcomes}
+    page = lines(found)
+    at = page.index("| loader | first batch after, s |")
+    assert page[at + 2 : at + 4] == [
+        "| **shardio** | 0.5 (0.5–0.5) |",
+        "| Grain | 1.25 (1.25–1.25) |",
+    ]
+    assert "| FFCV | – | delivered, 1 damaged | error |" in page
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

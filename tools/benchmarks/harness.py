@@ -97,12 +97,14 @@ class Case:
 class Bench:
     """The surroundings of one run of a case: cached datasets, temporary folders, notes.
 
-    `versions` are those of packages that a lane measures and this interpreter may lack.
+    `versions` are those of packages that a lane measures and this interpreter may lack; `outcomes`
+    are results in words.
     """
 
     cache: Cache
     notes: list[str] = field(default_factory=list)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
     _folders: list[Path] = field(default_factory=list)
 
     def note(self, text: str) -> None:
@@ -129,6 +131,7 @@ class Result:
     figures: dict[tuple[str, str], Figure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
     error: str = ""
     is_unavailable: bool = False
 
@@ -209,7 +212,7 @@ def measure(
         result.error = "".join(traceback.format_exception(error)).rstrip()
     finally:
         bench.close()
-    result.notes, result.versions = bench.notes, bench.versions
+    result.notes, result.versions, result.outcomes = bench.notes, bench.versions, bench.outcomes
     return result
 
 

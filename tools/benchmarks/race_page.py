@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from benchmarks.child import ROOT
 from benchmarks.page_parts import filled, markdown
+from benchmarks.race_faults import FAULTS
 from benchmarks.racers.peers import PEERS, peers_of
 from benchmarks.racers.works import WORKS
 from benchmarks.svg_plots import Axis, Dot, dots
@@ -97,6 +98,7 @@ def drawn(found: Mapping[str, Any]) -> dict[Path, str]:
         "machine": _machine(found, cases),
         "behind": _behind(cases),
         "start": _figures(cases["frames"], COSTS),
+        "faults": _faults(found["cases"].get("race.faults", {}).get("outcomes", {})),
         "missing": _missing(cases),
         "peers": _peers(cases),
     }
@@ -193,6 +195,12 @@ def _behind(cases: Mapping[str, Case]) -> list[list[str]]:
                     shown = [COLUMNS[unit], _name(peer), _ranged(theirs), _ranged(ours)]
                     rows.append([f"`{name}`", *shown, _ratio(gain)])
     return [["work", "figure", "loader", "its figure", "shardio's", "better by"], *rows]
+
+
+def _faults(outcomes: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    """Return what each loader does at each fault."""
+    rows = [[_name(peer), *(found[fault] for fault in FAULTS)] for peer, found in outcomes.items()]
+    return [["loader", *FAULTS.values()], *(rows or [["all", *["not in this run"] * len(FAULTS)]])]
 
 
 def _missing(cases: Mapping[str, Case]) -> list[list[str]]:

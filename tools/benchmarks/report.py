@@ -79,6 +79,7 @@ def _case_as_json(result: Result) -> dict[str, Any]:
         "rounds": result.rounds,
         "notes": result.notes,
         "versions": result.versions,
+        "outcomes": result.outcomes,
         "error": result.error,
         "figures": [
             {
@@ -107,6 +108,9 @@ def table(result: Result) -> Iterator[str]:
         for figure in result.figures.values():
             best, median = number(figure.best), number(figure.median)
             yield f"  {figure.lane:{width}}  {best:>12}  {median:>12}  {figure.unit}"
+    for lane, outcomes in result.outcomes.items():
+        for what, outcome in outcomes.items():
+            yield f"  {lane:<18}{what:<12}{outcome}"
     for note in result.notes:
         yield f"  note: {note}"
     for limit in result.case.limits:

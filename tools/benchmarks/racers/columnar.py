@@ -94,7 +94,7 @@ def tensorstore(work: Work, workers: int) -> Epochs:
     """Read the rows of a batch, sorted, from a Zarr array with sharding and small chunks."""
     import tensorstore as library
 
-    n_inner, n_outer = (1, 64) if work.data == "frames" else (16, 8192)
+    n_inner, n_outer = (16, 8192) if work.data == "tokens" else (1, 64)
 
     def write(folder: Path) -> None:
         inner = _named("bytes", {"endian": "little"})
@@ -108,7 +108,8 @@ def tensorstore(work: Work, workers: int) -> Epochs:
         array = library.open(_store(folder) | {"metadata": metadata, "create": True}).result()
         rows = work.rows()
         for i in range(0, len(rows), n_outer):
-            array[i : i + n_outer].write(np.array(rows[i : i + n_outer])).result()
+            part = np.array(rows[i : i + n_outer])
+            array[i : i + len(part)].write(part).result()
 
     folder = work.made("zarr", write)
     context = {

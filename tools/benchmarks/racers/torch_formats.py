@@ -92,7 +92,7 @@ class Tensors:
         import torch
 
         rows = self.work.rows()
-        if self.work.data == "frames":
+        if self.work.data != "tokens":
             return torch.from_numpy(np.array(rows[i]))
         part = np.array(rows[i * TOKEN_ROWS : (i + 1) * TOKEN_ROWS])
         return torch.from_numpy(part.reshape(-1).view(np.int16))

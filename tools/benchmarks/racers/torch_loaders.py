@@ -113,8 +113,8 @@ def wds(work: Work, workers: int) -> Epochs:
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        pattern = f"{folder}/%04d.tar"
-        with webdataset.ShardWriter(pattern, maxsize=64 << 20, verbose=0) as writer:
+        n_bytes = min(64 << 20, work.n_samples * work.row_bytes // 4)
+        with webdataset.ShardWriter(f"{folder}/%04d.tar", maxsize=n_bytes, verbose=0) as writer:
             for i, row in enumerate(work.rows()):
                 writer.write({"__key__": f"{i:06d}", "x.npy": np.array(row)})
 
