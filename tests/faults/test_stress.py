@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from shardio import ShardLoader
-from stress_tests import peer_faults
 from stress_tests.__main__ import PROGRAMS, main
 from stress_tests.soak_trouble import Trouble
 from tests.faults.programs import run_stress
@@ -49,24 +48,6 @@ def test_random_clicks_in_the_viewer_find_no_error() -> None:
     done = run_stress("view", "--clicks", "12")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^12 clicks: .* thumbnail; the server took at most \d+ MB$", done.stdout)
-
-
-def test_the_table_of_peers_shows_what_shardio_does_with_each_fault() -> None:
-    done = run_stress("peers")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("""shardio
-  a worker is killed    all samples
-  a bit is flipped      error, with file and sample
-  a file is truncated   error, with file
-""")
-
-
-def test_peers_fail_the_command_if_shardio_delivers_damage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(peer_faults, "outcome", lambda name, fault: "all samples")
-    assert peer_faults.show_table() == 1
-    assert "a bit is flipped      all samples" in capsys.readouterr().out
 
 
 def test_the_soak_kills_workers_of_its_loader(tmp_path: Path) -> None:

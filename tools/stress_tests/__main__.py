@@ -26,7 +26,6 @@ PROGRAMS: Final = {
     "many-files": "convert_many",
     "soak": "soak",
     "view": "click_viewer",
-    "peers": "peer_faults",
 }
 
 
