@@ -40,7 +40,14 @@ ENVIRONMENTS: Final[dict[str, tuple[str, ...]]] = {
         "numpy==2.4.6",
         "simplejpeg==1.9.0",
     ),
-    "ffcv": ("ffcv==1.0.2", "numpy==1.26.4", "torch==2.14.1", "opencv-python-headless==4.11.0.86"),
+    "ffcv": (
+        "ffcv==1.0.2",
+        "numpy==1.26.4",
+        "torch==2.14.1",
+        "torchvision==0.29.1",
+        "pillow==13.0.0",
+        "opencv-python-headless==4.11.0.86",
+    ),
 }
 """The requirements of each virtual environment; "shardio" is the one that runs the benchmark."""
 
