@@ -3,7 +3,7 @@
 The blocks of a page run in order in one folder, which holds `videos/` and `out/`, the dataset made
 of them, unless the page makes it itself. Python is run like a script on standard input. All that
 Python runs, commands too, is run in forks of a process that has imported what it needs (see
-`preloaded`).
+`preloaded`). A block of text right below a block shows what that block prints.
 """
 
 from __future__ import annotations
@@ -42,13 +42,18 @@ NOT_RUN = {
     ("docs/contributing/README.md", "tools/test"),
 }
 
-# A text of a page, and what is run in its place: the same for a shorter time, or with the videos
-# that are there. README.md draws videos by the command, and tests/tools/test_demo.py by the demo.
-SHORTER = {
-    "--seconds 3\n": "--seconds 0.3 --videos videos/\n",
-    "python -m shardio_tools.sample_clips videos/\n": "test -d videos/\n",
-    "python -m shardio_tools.sample_clips motions/\n": "cp -r videos/ motions/\n",
-}
+# A text of a page, and what is run in its place: the same for a shorter time, with the videos that
+# are there. Its output is not compared. tests/tools/test_demo.py draws videos by the demo.
+SHORTER = {"--seconds 3\n": "--seconds 0.3 --videos videos/\n"}
+
+# Figures in outputs that depend on the machine, on the encoder or on how a training went.
+VARYING = re.compile(
+    r"[\d.,]+(?= (random clips per second|s:|KiB|bytes|dB|of 8 right)|% right)"
+    r"|(?<=ratio )[\d.]+|(?<=loss )[\d.]+"
+)
+# Pages that show the `out/` of the tutorial, with more and longer videos than that of the tests.
+SHOWS_TUTORIAL = {"docs/how-to/inspect.md"}
+NUMBERS = re.compile(r"[\d.,]*\d")
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
 NOT_EVERYWHERE = tuple("torchvision lightning accelerate torch jax ray webdataset datasets".split())
@@ -67,12 +72,15 @@ class Block:
     language: str
     code: str
     line: int
+    output: str | None
+    """The text right below the block, None if there is none."""
 
 
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text("utf-8")
-    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        yield Block(found[1], found[2], text.count("\n", 0, found.start()) + 2)
+    fenced = r"^```(\w*)\n(.*?)^```$(?:(?=\n\n```text\n(.*?)^```$)|)"
+    for found in re.finditer(fenced, text, re.MULTILINE | re.DOTALL):
+        yield Block(found[1], found[2], text.count("\n", 0, found.start()) + 2, found[3])
 
 
 def imported(block: Block) -> list[str]:
@@ -115,6 +123,12 @@ def code_to_run(block: Block) -> str:
     return code
 
 
+def prints(shown: str, printed: str, varying: re.Pattern[str] = VARYING) -> bool:
+    """Return True if a text was printed as shown, with "…" for any text, or any varying figure."""
+    shown, printed = varying.sub("#", shown), varying.sub("#", printed)
+    return re.fullmatch(re.escape(shown).replace("…", ".*"), printed, re.DOTALL) is not None
+
+
 def drawn(page: Path) -> set[str]:
     """Return the names of the images of the documentation that blocks of a page draw."""
     code = " ".join(block.code for block in runnable(page))
@@ -139,7 +153,7 @@ def cases() -> Iterator[object]:
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source") / "videos"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sample_clips, "N_FRAMES", 48)  # three clips of a dataset's 16 frames
+        patch.setattr(sample_clips, "N_FRAMES", 64)  # four clips of a dataset's 16 frames
         sample_clips.write_clips(folder, n_clips=1)
     return folder
 
@@ -216,6 +230,10 @@ def test_every_block_of_a_page_runs(
         assert done.returncode == 0, said
         is_quiet = block.language == "python" and TALKS.isdisjoint(imported(block))
         assert not is_quiet or done.stderr == "", said
+        if block.output is not None and code_to_run(block) == block.code:
+            name = page.relative_to(ROOT).as_posix()
+            varying = NUMBERS if name in SHOWS_TUTORIAL else VARYING
+            assert prints(block.output, done.stdout, varying), f"{said}\nshown:\n{block.output}"
     for name in drawn(page):
         assert is_drawn_alike(tmp_path / name, IMAGES[name])
     made = {path.name for path in tmp_path.iterdir()} - {"videos", "out"}
@@ -254,6 +272,35 @@ def test_a_preloaded_program_ends_as_in_a_python_of_its_own(
         exit_code, words = ENDS[code]
         assert (done.returncode, done.stdout) == (exit_code, "said\n")
         assert words in done.stderr and bool(words) == bool(done.stderr)
+
+
+OUTPUTS = [
+    ("3 rows\n", "3 rows\n", True),
+    ("3 rows\n", "4 rows\n", False),
+    ("3 rows\n", "3 rows\nand more\n", False),
+    ("3 rows\n…\n", "3 rows\nand\nmore\n", True),
+    ("…\nof 5 files (…): done\n", "4\nof 5 files (median): done\n", True),
+    ("…\nof 5 files (…): done\n", "4\nof 6 files (median): done\n", False),
+    ("3 files, 8.0 KiB, in 1.2 s: out/\n", "3 files, 9.5 KiB, in 0.1 s: out/\n", True),
+    ("3 files, 8.0 KiB, in 1.2 s: out/\n", "4 files, 8.0 KiB, in 1.2 s: out/\n", False),
+    ("epoch 0 loss 0.5\n", "epoch 0 loss 0.41\n", True),
+    ("epoch 0 loss 0.5\n", "epoch 1 loss 0.5\n", False),
+]
+"""The text of a page, what was printed, and whether that is accepted."""
+
+
+@pytest.mark.parametrize(("shown", "printed", "is_accepted"), OUTPUTS)
+def test_a_wrong_output_is_noticed(shown: str, printed: str, *, is_accepted: bool) -> None:
+    assert prints(shown, printed) == is_accepted
+    assert prints("2 of 4\n", "3 of 5\n", NUMBERS) and not prints("2 of 4\n", "3 in 5\n", NUMBERS)
+
+
+def test_only_the_text_right_below_a_block_is_its_output(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```sh\na\n```\n\n```text\nA\n```\n\n```sh\nb\n```\n\nB:\n\n```text\nB\n```\n")
+    outputs = [(block.language, block.output) for block in blocks(page)]
+    assert outputs == [("sh", "A\n"), ("text", None), ("sh", None), ("text", None)]
+    assert all(block.output for block in runnable(ROOT / "docs" / "tutorial.md"))
 
 
 def is_drawn_alike(path: Path, other: Path) -> bool:
