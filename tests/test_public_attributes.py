@@ -253,6 +253,9 @@ def test_operations_of_other_libraries_get_a_hint(objects: dict[str, Any], name:
 def test_a_shard_that_is_missing_gets_a_hint(objects: dict[str, Any]) -> None:
     with pytest.raises(IndexError, match=r"shard 3 of 1; for sample i, write dataset\[i\]"):
         objects["dataset"].sample(3, 0)
+    for read in (objects["dataset"].samples, objects["dataset"].reader):
+        with pytest.raises(IndexError, match=r"data: shard 3 of 1$"):
+            read(3)
 
 
 def test_a_row_of_a_batch_gets_a_hint(objects: dict[str, Any]) -> None:
@@ -406,6 +409,14 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "field": (
         lambda path: API.ShardLoader(path, 2, fields="x"),
         "fields must be a list of names; found the string 'x': write ['x']",
+    ),
+    "field of a row": (
+        lambda path: API.open(path).sample(0, 1, "x"),
+        "names must be a list of names; found the string 'x': write ['x']",
+    ),
+    "batches": (
+        lambda path: API.ShardLoader(path, 2, sampler=[[0, 1], [2, 3]]),
+        "found int64 (2, 2): join the inner sequences with np.concatenate",
     ),
     "device": (
         lambda path: API.ShardLoader(path, 2, output="torch", device=0),

@@ -17,7 +17,7 @@ from shardio.dataset.files import DatasetFiles
 from shardio.dataset.gather import ColumnGather
 from shardio.dataset.generation import Generation
 from shardio.dataset.selection import RowSelection, check_rows
-from shardio.errors import InsufficientMemory
+from shardio.errors import InsufficientMemory, InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema, group_parts
 from shardio.shard.reader import ShardReader
@@ -202,23 +202,27 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             DatasetCorrupt: the file at the path is not the file that the generation names.
             IndexError: there is no such shard.
         """
-        if not -(n := self.files.n_shards) <= shard < n:
-            raise IndexError(f"{self.path}: shard {shard} of {n}")
+        self._check_shard(shard)
         return self.files.reader(shard, name)
 
     @refuses(dict.fromkeys(("frac", "n", "random_state", "row"), _AT_RANDOM), "dataset.sample")
     def sample(self, shard: int, row: int, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the fields `names` (by default all) of the sample at `row` of a shard."""
-        chosen = self.schema if names is None else names
-        n = self.files.n_shards
-        if not -n <= shard < n:
-            raise IndexError(f"{self.path}: shard {shard} of {n}; for sample i, write dataset[i]")
-        return self.files.sample(shard, row, chosen)
+        if isinstance(names, str):
+            found = f"the string {names!r}: write [{names!r}]"
+            raise InvalidArgument(f"names must be a list of names; found {found}")
+        self._check_shard(shard, "; for sample i, write dataset[i]")
+        return self.files.sample(shard, row, self.schema if names is None else names)
 
     def samples(self, shard: int) -> Iterator[dict[str, Any]]:
         """Iterate over all samples of one shard, in order."""
+        self._check_shard(shard)
         n = self.shards[shard].n_samples
         return (self.files.sample(shard, row, self.schema) for row in range(n))
+
+    def _check_shard(self, shard: int, hint: str = "") -> None:
+        if not -(n := self.files.n_shards) <= shard < n:
+            raise IndexError(f"{self.path}: shard {shard} of {n}{hint}")
 
     def column(self, name: str, rows: Any = None) -> Any:
         """Return the values of one field for all or some samples. Other fields are not read.

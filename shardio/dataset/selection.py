@@ -163,6 +163,8 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
         shown = f"{numbers.dtype} {numbers.shape}" if numbers.ndim else repr(found)
         if isinstance(found, slice):
             shown += f": write {range(*found.indices(n))!r}"
+        elif numbers.ndim > 1:
+            shown += ": join the inner sequences with np.concatenate"
         raise InvalidArgument(
             f"{where} must be a sequence of integers from 0 to {n - 1}; found {shown}"
         )

@@ -91,7 +91,11 @@ def test_a_choice_of_rows_is_checked_and_the_first_wrong_one_named() -> None:
     assert check_rows([False, True, True], 3).tolist() == [1, 2]
     for given_, text in (
         ([0, 3, -1], "picks must be integers from 0 to 2; found 3 at 1"),
-        ([[0]], r"picks must be a sequence of integers from 0 to 2; found int64 (1, 1)"),
+        (
+            [[0]],
+            "picks must be a sequence of integers from 0 to 2; found int64 (1, 1): join the inner "
+            "sequences with np.concatenate",
+        ),
         (0, "picks must be a sequence of integers from 0 to 2; found 0"),
         ([True], "picks, a mask, must be 3 booleans, one for each sample; found bool (1,)"),
         (
