@@ -148,9 +148,9 @@ class Converter(ABC):
         return self
 
     def inherited(self, recorded: Mapping[str, Any]) -> Converter:
-        """Return a converter whose options are recorded ones where `fitted` would measure them.
+        """Return a converter with the recorded values of options that `fitted` would measure.
 
-        The method is called before `fitted`, in an append with the options that the dataset
+        The method is called before `fitted`: in an append with the options that the dataset
         records, and in a resumed conversion with those of the interrupted conversion.
         """
         return self

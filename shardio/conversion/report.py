@@ -27,8 +27,7 @@ class StoreEstimate:
 
     `n_bytes` is the size of the whole dataset. `clips_per_s` is the number of random clips that one
     core decodes per second. `loss` describes how the stored frames differ from those of the source.
-    `problem` is the reason why the store cannot be chosen, such as "misses disk and rate"; "" if
-    there is none.
+    `problem` is the reason why the store cannot be chosen, such as "too large", or "".
     """
 
     store: str
@@ -154,7 +153,7 @@ class ConversionReport:
     not include the new samples. `view` is the dataset's default view: what a loader reads as one
     sample. `subsets` maps the names of the dataset's subsets to the numbers of their samples.
     `ignored` names the hidden files and folders of the source, and its folders without files.
-    `choice` is how `store="auto"` has chosen the store; None if the caller named the store, or an
+    `choice` is the choice that `store="auto"` made; None if the caller named the store, or an
     earlier conversion has chosen it.
     """
 
@@ -314,10 +313,10 @@ def choose_store(
     n_cores: int,
     basis: str = "",
 ) -> StoreChoice:
-    """Choose the smallest store that reaches `rate`, or without a rate the fastest.
+    """Choose the smallest store that meets both limits; if `rate` is None, the fastest that fits.
 
     Args:
-        estimates: the stores. Of two equal stores, the first is chosen.
+        estimates: the stores. If two are equal, the first is chosen.
         disk: the maximum size of the dataset in bytes, or None.
         rate: the minimum number of clips per second that `n_cores` cores decode together, or None.
         n_cores: the number of cores that decode.
@@ -327,7 +326,8 @@ def choose_store(
         InvalidArgument: every store has a problem. The notes of the error list them.
     """
     judged = [
-        replace(one, problem=one.problem or _misses(one, disk, rate, n_cores)) for one in estimates
+        replace(one, problem=one.problem or _unmet_limits(one, disk, rate, n_cores))
+        for one in estimates
     ]
     limits = [f"takes at most {format_size(disk)}"] if disk is not None else []
     if rate is not None:
@@ -336,30 +336,31 @@ def choose_store(
     usable = [one for one in judged if not one.problem]
     if not usable:
         error = InvalidArgument(
-            f"store='auto' (--store auto): no store {' and '.join(limits)}; allow more bytes "
-            "(--disk) or fewer clips (--rate), store smaller or fewer frames (--size, --fps), or "
+            f"store='auto' (--store auto): no store {' and '.join(limits)}; allow more disk space "
+            "(--disk) or a lower rate (--rate), store smaller or fewer frames (--size, --fps), or "
             "name a store"
         )
         error.add_note(f"estimates for {basis}:")
         for one in judged:
-            speed = f"{one.clips_per_s:,.0f} clips per second and core"
+            speed = f"{one.clips_per_s:,.0f} clips/s per core"
             figures = f"{format_size(one.n_bytes)}, {speed}; " if one.n_bytes else ""
             error.add_note(f"{one.store}: {figures}{one.problem}")
         raise error
     if rate is None:
-        best = min(usable, key=lambda one: (-one.clips_per_s, one.n_bytes))
+        what, best = "fastest", min(usable, key=lambda one: (-one.clips_per_s, one.n_bytes))
     else:
-        best = min(usable, key=lambda one: (one.n_bytes, -one.clips_per_s))
-    what = "fastest" if rate is None else "smallest"
-    that = f" that {' and '.join(limits)}" if limits else ""
-    reason = f"{best.store} is the {what} store{that}"
-    return StoreChoice(
-        best.store, f"{reason}; {best.loss}" if best.loss else reason, basis, tuple(judged)
-    )
+        what, best = "smallest", min(usable, key=lambda one: (one.n_bytes, -one.clips_per_s))
+    reason = f"{best.store} is the {what} store"
+    if limits:
+        reason += f" that {' and '.join(limits)}"
+    if best.loss:
+        reason += f"; {best.loss}"
+    return StoreChoice(best.store, reason, basis, tuple(judged))
 
 
-def _misses(one: StoreEstimate, disk: int | None, rate: float | None, n_cores: int) -> str:
-    found = ["disk"] if disk is not None and one.n_bytes > disk else []
+def _unmet_limits(one: StoreEstimate, disk: int | None, rate: float | None, n_cores: int) -> str:
+    """Return a description of the limits that a store does not meet; "" if it meets both."""
+    found = ["too large"] if disk is not None and one.n_bytes > disk else []
     if rate is not None and one.clips_per_s * n_cores < rate:
-        found.append("rate")
-    return f"misses {' and '.join(found)}" if found else ""
+        found.append("too slow")
+    return " and ".join(found)

@@ -56,10 +56,10 @@ def test_with_both_limits_the_smallest_that_reaches_the_rate_must_fit() -> None:
     assert found.store == "planes"
     assert found.basis == "clips"
     assert [(one.store, one.problem) for one in found.estimates] == [
-        ("raw", "misses disk"),
+        ("raw", "too large"),
         ("planes", ""),
-        ("h264", "misses rate"),
-        ("packets", "misses rate"),
+        ("h264", "too slow"),
+        ("packets", "too slow"),
     ]
 
 
@@ -109,7 +109,7 @@ def test_an_error_lists_what_each_store_misses(
     first, *notes = caught.value.__notes__
     assert first == "estimates for clips:"
     assert [note.partition(":")[0] for note in notes] == [*(one.store for one in ALL), "jpeg"]
-    assert all("misses" in note for note in notes[:4])
+    assert all("; too " in note for note in notes[:4])
     assert notes[4] == "jpeg: not measured: a.mp4: broken"
 
 
@@ -117,6 +117,6 @@ def test_the_notes_of_the_error_have_the_figures() -> None:
     with pytest.raises(InvalidArgument) as caught:
         choose(*ALL, disk=30_000, rate=5000)
     assert caught.value.__notes__[1:3] == [
-        "raw: 78.1 KiB, 4,000 clips per second and core; misses disk and rate",
-        "planes: 19.5 KiB, 800 clips per second and core; misses rate",
+        "raw: 78.1 KiB, 4,000 clips/s per core; too large and too slow",
+        "planes: 19.5 KiB, 800 clips/s per core; too slow",
     ]

@@ -91,7 +91,7 @@ def test_without_a_fitting_store_the_error_lists_all(
     first, basis, *stores = err.splitlines()
     assert out == "" and first.startswith("shardio: --store auto: no store takes at most 10 bytes;")
     assert basis.startswith("shardio: estimates for random clips of 4 frames, 16 x 16, in RGB; ")
-    assert len(stores) == 5 and all(line.endswith("; misses disk") for line in stores)
+    assert len(stores) == 5 and all(line.endswith("; too large") for line in stores)
 
 
 @pytest.mark.parametrize("size", ["1.5XB", "-1", "many"])

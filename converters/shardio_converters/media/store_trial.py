@@ -1,4 +1,4 @@
-"""Estimate the size and speed of each store of videos from the beginnings of some of them."""
+"""Estimate the size and speed of each store from the beginnings of a few videos."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ PACKET_SECONDS: Final = 30
 """The same for the store `packets`: keyframes may be 10 s apart, and the clips that come soon after
 one take the least time."""
 MAX_VIDEOS: Final = 8
+"""The number of videos after which the trial ends."""
 MAX_TRIED: Final = 16
+"""The maximum number of files that are opened, including those that give no clip."""
 MAX_SECONDS: Final = 15.0
-"""The time after which no other video is tried."""
+"""The time after which no other file is opened, once one has given a clip."""
 _MAX_COPIED: Final = 24
+"""The maximum number of clips whose copies measure the speed of the store `raw`."""
 _COPIED_BYTES: Final = 64 << 20
-"""The maximum total size of the clips whose copies measure the speed of the store `raw`."""
+"""The maximum total size of these clips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ def choose_by_trial(wanted: Videos, inputs: Sequence[Input]) -> StoreChoice:
     """
     from shardio.measuring import machine_limits
 
-    # Only files with names of videos count for the size of the source, if there are any: opening
-    # each of 100,000 files would take minutes.
+    # Recognize videos by their names if any file has such a name: opening each of 100,000 files
+    # would take minutes.
     named = [one for one in inputs if _is_video_name(one.name)] or [*inputs]
     candidates = wanted.candidates()
     tried = _try_inputs(candidates, named)
@@ -82,11 +85,16 @@ def _is_video_name(name: str) -> bool:
 
 
 def _try_inputs(candidates: Sequence[Videos], inputs: Sequence[Input]) -> list[tuple[Input, Trial]]:
-    """Return the trials of some inputs, whose order depends only on the number of inputs."""
+    """Try up to MAX_TRIED inputs; return those that give a clip, each with its trial.
+
+    Raises:
+        InvalidArgument: none of them gives a clip.
+    """
     n = min(MAX_TRIED, len(inputs))
     spread = [inputs[(2 * k + 1) * len(inputs) // (2 * n)] for k in range(n)]
     found, failures = list[tuple[Input, Trial]](), list[str]()
     end_s = time.monotonic() + MAX_SECONDS
+    # In this order, the first few inputs are spread over the source, too, if the trial ends early.
     for one in (each for first in (0, 2, 1, 3) for each in spread[first::4]):
         try:
             found.append((one, _try_input(candidates, one)))
@@ -107,6 +115,7 @@ def _reason(error: Exception, one: Input) -> str:
 
 
 def _try_input(candidates: Sequence[Videos], one: Input) -> Trial:
+    """Store the beginning of a video in each store; raise MediaError if it gives no clip."""
     if not is_media(one):
         raise MediaError("not a video")
     sound = media.sound_of(one.path) if candidates[0].audio else None
@@ -116,7 +125,7 @@ def _try_input(candidates: Sequence[Videos], one: Input) -> Trial:
         try:
             beginning = store_beginning(converter, one)
         except MediaError as error:
-            # Packets alone cannot represent every video. The other stores fail for broken ones.
+            # Packets cannot represent every video. Other stores fail only if the video is broken.
             if converter.store != "packets" or len(candidates) == 1:
                 raise
             found[converter.store] = _reason(error, one)
@@ -126,7 +135,7 @@ def _try_input(candidates: Sequence[Videos], one: Input) -> Trial:
 
 
 def store_beginning(converter: Videos, one: Input) -> Beginning:
-    """Store the first clip of a video and some seconds after it.
+    """Store the first clip of a video and some seconds after it; estimate the size of all of it.
 
     Raises:
         MediaError: this part of the video is damaged, the store cannot represent it, the video is
@@ -135,23 +144,23 @@ def store_beginning(converter: Videos, one: Input) -> Beginning:
     with media.VideoFile(one.path) as video:
         interval = video.interval if converter.fps is None else 1 / Fraction(converter.fps)
         seconds = PACKET_SECONDS if converter.store == "packets" else SECONDS
-        n_most = converter.span + math.ceil(seconds / interval)
+        n_max = converter.span + math.ceil(seconds / interval)
         stream = None
         if converter.store == "raw":
-            times = [shown for shown, _ in islice(converter.pictures(video, "rgb"), n_most)]
+            times = [shown for shown, _ in islice(converter.pictures(video, "rgb"), n_max)]
             n_read = len(times)
         elif converter.store == "packets":
-            stream, _ = converter.packets(one.path, n_most)
+            stream, _ = converter.packets(one.path, n_max)
             times, n_read = media.times_of(stream).tolist(), len(stream.packets)
         else:
-            stream, _, failure = converter.encode(video, n_most)
+            stream, _, failure = converter.encode(video, n_max)
             if failure is not None:
                 raise failure
             times, n_read = media.times_of(stream).tolist(), stream.n_frames
         if len(times) < converter.span:
             raise MediaError(f"{len(times)} frames; one clip spans {converter.span}")
         stored_s = (times[-1] - times[0]) * video.time_base + interval
-        whole_s = stored_s if n_read < n_most else video.seconds
+        whole_s = stored_s if n_read < n_max else video.seconds
     if whole_s is None:
         raise MediaError("its container declares no duration")
     ratio = max(1.0, float(whole_s / stored_s))
@@ -170,7 +179,7 @@ def _clip_shape(converter: Videos) -> tuple[int, ...]:
 
 
 def _estimate(converter: Videos, trials: Sequence[Trial], scale: float) -> StoreEstimate:
-    """Measure the speed of a store; multiply the size of the tried videos there by `scale`."""
+    """Return the estimate for a store; the size is `scale` times that of the tried videos."""
     from shardio.measuring import measure_clips
 
     store, found = converter.store, list[Beginning]()
@@ -194,7 +203,7 @@ def _estimate(converter: Videos, trials: Sequence[Trial], scale: float) -> Store
 
 
 def _loss(converter: Videos) -> str:
-    """Return a clause about how frames in a store differ from those of the source."""
+    """Return a clause that describes how stored frames differ from those of the source."""
     if converter.store == "packets":
         return "its packets are those of the files"
     if converter.store == "raw":

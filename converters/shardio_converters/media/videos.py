@@ -198,8 +198,8 @@ class Videos(Converter):
     is a whole video in the field `frames`: encoded by `codec` with a keyframe every `gop` frames
     (`h264`), a JPEG per frame (`jpeg`), the 4:2:0 planes of each frame without loss (`planes`), or
     the unchanged packets of the file (`packets`). The default view of the dataset has the clips
-    that `raw` would store. With the store `auto`, `fitted` chooses another by `disk` and
-    `rate`.
+    that `raw` would store. `fitted` replaces the store `auto` by one that meets the limits `disk`
+    and `rate`.
 
     With `audio`, samples contain the unchanged packets of the first audio track, whose times count
     from the same zero as those of the video; a clip contains all packets that are needed to decode
@@ -220,9 +220,9 @@ class Videos(Converter):
     store: str = field(default="h264", metadata={"metavar": "NAME"})
     """h264 (default), raw, planes, jpeg, packets; auto chooses by --disk and --rate."""
     disk: int | None = field(default=None, metadata={"metavar": "N", "unit": "bytes"})
-    """For --store auto: maximum size of the dataset in bytes, or as in 200GB."""
+    """For --store auto: maximum size of the dataset, in bytes or with a unit, such as 200GB."""
     rate: float | None = field(default=None, metadata={"metavar": "X"})
-    """For --store auto: minimum number of random clips that the CPUs of this machine decode per
+    """For --store auto: minimum number of random clips that all CPUs of this machine decode per
     second, together."""
     fps: str | int | float | None = field(default=None, metadata={"metavar": "RATE"})
     """Frame rate to sample, such as 10 or 30000/1001."""
@@ -265,7 +265,7 @@ class Videos(Converter):
         return self._with_store(store) if self.store == AUTO and store in STORES else self
 
     def fitted(self, inputs: Sequence[Input]) -> Videos:
-        """Return a converter with a store instead of `auto`, chosen by a trial with some inputs."""
+        """Return a converter with the store that a trial chooses, instead of `auto`."""
         if self.store != AUTO:
             return self
         choice = choose_by_trial(self, inputs)
@@ -407,7 +407,10 @@ class Videos(Converter):
     def packets(
         self, path: str, n_packets: int | None = None
     ) -> tuple[EncodedStream, dict[str, Any]]:
-        """Return the first packets of a file, or all, as a stream, and the facts to report."""
+        """Return the packets of a file as a stream, and the facts to report.
+
+        `n_packets` is the number of packets to read, from the beginning; None reads all.
+        """
         stream = media.demux(path, check=self.check, n_packets=n_packets)
         short, long = sorted((stream.width, stream.height))
         if 2 * long * self.size >= short * (2 * media.MAX_SIDE + 1):
@@ -428,7 +431,11 @@ class Videos(Converter):
     def encode(
         self, video: media.VideoFile, n_frames: int | None = None
     ) -> tuple[EncodedStream, int, MediaError | None]:
-        """Encode the first `n_frames` frames of a video, or all; `_encoded` states the result."""
+        """Encode the first `n_frames` frames of a video; None encodes all.
+
+        Return the stream, the number of frames whose times were changed because they did not
+        increase, and the error at which decoding failed, or None.
+        """
         pictures = self.pictures(video, "rgb" if self.store == "jpeg" else "yuv420")
         return _encoded(self._encoder(video.time_base), islice(pictures, n_frames), video.path)
 
