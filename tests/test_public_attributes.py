@@ -392,11 +392,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "view": (
         lambda path: API.ShardLoader(MapView(path), 2),
-        "pass what the MapView was made of",
+        "pass the dataset or view that the MapView was created from",
     ),
     "indices": (
         lambda path: API.open(path).subset([0, 1]),
-        "no subset [0, 1]; there are: none; see shardio split: for samples by index, write datase",
+        "no subset [0, 1]; there are: none; see shardio split; to select by index, write dataset.",
     ),
     "query": (
         lambda path: API.open(path).select("label == 0"),

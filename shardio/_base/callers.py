@@ -85,8 +85,8 @@ def _check_positional(
     """Raise TypeError if there are too few or too many positional values.
 
     The message shows the correct call. `advice` is as in `refuse_unknown_options`; in addition, its
-    text for a required parameter is used if that parameter is missing, its text for "split" if the
-    surplus value is a string, and otherwise its text for ANY_OPTION.
+    hint for a required parameter is used if that parameter is missing. For a surplus value, its
+    hint for "split" is used if the value is a string, and otherwise that for ANY_OPTION.
     """
     own = [p for p in parameters.values() if p.name != "self"]
     rest = [f"*{p.name}" for p in own if p.kind is p.VAR_POSITIONAL]
@@ -237,7 +237,7 @@ def refuse_name(module: str, name: str, text: str) -> NoReturn:
     """Raise AttributeError for a name that a module lacks; to be called by its `__getattr__`.
 
     In `from module import name`, raise ImportError, because Python would replace the text of an
-    AttributeError. A submodule is then imported, so its name is left to Python.
+    AttributeError; but not if `name` is a submodule, which Python imports after an AttributeError.
     """
     is_import = sys._getframe(2).f_code.co_name == "_handle_fromlist"
     if is_import and importlib.util.find_spec(f"{module}.{name}") is None:

@@ -26,7 +26,7 @@ Part = tuple[str, str]
 """A piece of a progress line, and its rich style."""
 
 Speeds = tuple[float, float]
-"""Two speeds: work per second in the unit of a state, and files per second."""
+"""The work per second, in the unit of the state, and the files per second."""
 
 _EVERY_S: Final = 0.1
 """The shortest time between two displayed states on a terminal or in a notebook."""
@@ -58,7 +58,7 @@ class ProgressState:
         name: the input that finished last.
         more: another text, the first to be left out if there is no room.
         unit: the unit of `done` and `total`.
-        n_files: the number of finished files, if files per second are displayed, too.
+        n_files: the number of finished files; None if files per second are not displayed.
     """
 
     title: str
@@ -73,7 +73,7 @@ class ProgressState:
     n_files: int | None = None
 
     def as_text(self, speeds: Speeds = (0.0, 0.0)) -> str:
-        """Return the state as one plain line, with the speeds if files per second are displayed."""
+        """Return the state as one plain line; it has both speeds if `n_files` is not None."""
         rates = _rates(self, speeds) if self.n_files is not None else {}
         parts = [self.counts, self.rate, self.more, self.faults, *rates.values()]
         if self.total and self.unit == "bytes":

@@ -212,8 +212,9 @@ def run_in_workers(
 
 
 _MODULES: Final = {"av": "av", "pillow": "PIL.Image", "simplejpeg": "simplejpeg"}
-"""For libraries that converters name, the modules to import before workers are forked: importing
-PyAV takes each worker 50 ms. Other libraries may start threads, which forks would lack."""
+"""The modules to import before workers are forked, by the names of libraries in a converter's
+`libraries()`: importing PyAV takes 50 ms in each worker. Other libraries may start threads, which
+forks would lack."""
 
 
 def shared_modules(job: ConversionJob) -> list[str]:

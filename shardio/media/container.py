@@ -204,9 +204,9 @@ _DEMUXERS = (
     ",wav,w64,mp3,aac,ac3,eac3,flac,aiff,caf,amr,ape,au,wv,tta"
 )
 PARSE_ONLY: Final = {"skip_loop_filter": "all"}
-"""Options of a decoder whose pictures are not used, such as the decoder with which FFmpeg opens a
-file. It parses every bit of a frame, and so finds the same damage, but does not smooth the edges of
-blocks, which takes up to 45 % of the time for an H.264 frame."""
+"""Options of a decoder whose pictures are not used, such as the one with which FFmpeg opens a file.
+The decoder parses every bit of a frame, and so finds the same damage, but omits the loop filter,
+which takes up to 45 % of the time for an H.264 frame."""
 
 # Some muxers write a duration that is too long, but by less than this time in microseconds.
 _STALE_TAG_US = 1_000_000

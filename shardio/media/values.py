@@ -42,8 +42,7 @@ _STRIP_HEIGHT: Final = 160
 
 _IMAGE_ADVICE: Final = {
     **dict.fromkeys(
-        ("astype", "float", "mean", "numpy", "permute", "pixels", "to_numpy", "to_tensor")
-        + ("transpose",),
+        "astype float mean numpy permute pixels to_numpy to_tensor transpose".split(),
         "write image.decode()",
     ),
     **dict.fromkeys(
@@ -141,7 +140,7 @@ class StoredVideo(EncodedStream):
         def __len__(self) -> NoReturn:
             raise TypeError("a stored video has no length: write video.n_frames")
 
-        def __bool__(self) -> bool:  # which would otherwise call `__len__`
+        def __bool__(self) -> bool:  # otherwise, Python would call `__len__`
             return True
 
     @refuses(

@@ -229,7 +229,7 @@ def _refuse_class(function: Any) -> None:
 def _refuse_to_tensor(function: Any) -> None:
     """Raise InvalidArgument for `v2.ToTensor`, which has no effect on tensors.
 
-    After `v2.ToPILImage` in a chain, it is given images of Pillow.
+    After `v2.ToPILImage` in a chain, it receives Pillow images, and is accepted.
     """
     for kind in map(type, _parts_of(function)):
         is_of_v2 = kind.__module__.startswith("torchvision.transforms.v2")

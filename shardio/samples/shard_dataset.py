@@ -266,7 +266,7 @@ def dataset_path(given: Any, others: str = "") -> str:
     elif sources and all(isinstance(each, str | os.PathLike | OpenDataset) for each in sources):
         hint = "; to mix several datasets, write shardio.mix([…], weights=[…])"
     elif is_of(given, "shardio", "MapView"):
-        hint = "; pass what the MapView was made of"
+        hint = "; pass the dataset or view that the MapView was created from"
     elif is_of(given, "torch", "Subset"):
         hint = "; for a part of an open dataset, write dataset.select(indices)"
     elif not isinstance(given, str | bytes) and hasattr(given, "__getitem__"):
@@ -332,7 +332,7 @@ def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
     rows = generation.subsets.get(subset) if isinstance(subset, str) else None
     if rows is None:
         known = ", ".join(map(repr, generation.subsets)) or "none; see shardio split"
-        hint = "" if isinstance(subset, str) else ": for samples by index, write dataset.select(…)"
+        hint = "" if isinstance(subset, str) else "; to select by index, write dataset.select(…)"
         raise InvalidArgument(f"{path}: no subset {shown(subset)}; there are: {known}{hint}")
     return rows
 

@@ -93,8 +93,8 @@ class Images(Converter):
 
     def _pixels(self, data: bytes, facts: media.ImageFacts) -> npt.NDArray[np.uint8]:
         if self.store == "original":
-            # These pixels are not stored: the file is decoded to find damage. At an eighth of the
-            # size, all bits of a JPEG are read as well, in 60 % of the time.
+            # These pixels are not stored: the file is decoded only to find damage. Decoding to an
+            # eighth of the size also reads all bits of a JPEG, in 60 % of the time.
             return media.decode_image(data, min_size=(1, 1))
         if self.size is None:
             return media.decode_image(data)
