@@ -88,9 +88,9 @@ def raw(
     rounds=3,
 )
 def h264(bench: Bench, *, videos: str = "", copies: int = 3, workers: int = N_CPUS) -> Lanes:
-    """Compare converting videos to `h264` with the command line of ffmpeg, of the same settings.
+    """Compare converting videos to `h264` with the command line of ffmpeg, with the same settings.
 
-    It runs for one video after another with N threads, or N times at once with one thread.
+    ffmpeg encodes one video at a time with N threads, or N videos at a time with one thread each.
     """
     program, place = _ffmpeg(), bench.temporary()
     files, out = _multiply(filmed_videos(videos), copies, place / "in"), place / "out"
@@ -121,7 +121,7 @@ def _ffmpeg() -> str:
 def packets(bench: Bench, *, videos: str = "", copies: int = 20, workers: int = N_CPUS) -> Lanes:
     """Compare converting videos to `packets` with a copy, and with PyAV's packets alone.
 
-    Conversion does not decode all frames, as neither do the others.
+    None of them decodes all frames.
     """
     place = bench.temporary()
     files, out = _multiply(filmed_videos(videos), copies, place / "in"), place / "out"

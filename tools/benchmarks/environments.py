@@ -1,4 +1,4 @@
-"""Virtual environments in which other libraries are measured; each is made once, in the cache."""
+"""Virtual environments for other libraries; each is created once, in the cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from benchmarks.child import NotMeasured
 
 INSTALL_TIMEOUT_S: Final = 3600
 _FOREIGN: Final = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PIP_USER")
-"""Variables that would lead pip to other packages, or leave bytecode uncached."""
+"""Variables with which pip would find or install other packages, or bytecode is not cached."""
 
 
 def interpreter(folder: Path, name: str, requirements: Sequence[str]) -> str:
-    """Return an interpreter that has the requirements, this one if there are none.
+    """Return the path of an interpreter that has the requirements; this one's if there are none.
 
-    RACE_PYTHON_NAME in the environment names another one. Otherwise a virtual environment is made
-    in the folder, unless it is there; its bytecode is cached. Raises NotMeasured if pip fails.
+    The environment variable RACE_PYTHON_NAME, with NAME in capitals, may name the interpreter.
+    Otherwise, a virtual environment with cached bytecode is created in the folder, unless it
+    exists. Raises NotMeasured if that fails, or if the named interpreter does not exist.
     """
     variable = f"RACE_PYTHON_{name.upper()}"
     if named := os.environ.get(variable):
@@ -56,7 +57,7 @@ def _make(place: Path, requirements: Sequence[str]) -> None:
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
-    # Some packages ship files for other versions of Python, which do not compile.
+    # Ignore errors: some packages contain files for other versions of Python.
     compiling = [python, "-m", "compileall", "-q", "-j", "0", str(place / "lib")]
     subprocess.run(compiling, env=_environment(), capture_output=True, check=False)
     (place / "complete").touch()

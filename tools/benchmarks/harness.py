@@ -97,8 +97,8 @@ class Case:
 class Bench:
     """The surroundings of one run of a case: cached datasets, temporary folders, notes.
 
-    `versions` are those of packages that a lane measures and this interpreter may lack; `outcomes`
-    are results in words.
+    `versions` maps lanes to the versions of packages that this interpreter may lack. `outcomes`
+    maps lanes to results in words.
     """
 
     cache: Cache

@@ -1,14 +1,13 @@
-"""Parts of documentation pages that programs write: tables between comments that name them."""
+"""Generated parts of documentation pages, such as tables, between comments that name them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as a page has it; the first row is its header."""
+    """Return a Markdown table; the first row is its header."""
     header, *others = (f"| {' | '.join(row)} |\n" for row in rows)
     return header + "|---" * len(rows[0]) + "|\n" + "".join(others)
 
@@ -18,10 +17,11 @@ def filled(page: Path, parts: Mapping[str, str]) -> str:
 
     Raises SystemExit unless the page has exactly one place for each part.
     """
-    text = page.read_text("utf-8")
+    text, end = page.read_text("utf-8"), "<!-- end -->"
     for name, part in parts.items():
-        place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if len(place.findall(text)) != 1:
+        begin = f"<!-- table: {name} -->\n"
+        before, *others = text.split(begin)
+        if len(others) != 1 or end not in others[0]:
             raise SystemExit(f"{page}: expected one place for the table {name!r}")
-        text = place.sub(lambda found, part=part: f"{found[1]}{part}{found[2]}", text)  # type: ignore[misc]
+        text = f"{before}{begin}{part}{end}{others[0].partition(end)[2]}"
     return text

@@ -108,7 +108,7 @@ def on_files(
 ) -> dict[str, float]:
     """Do one of WORKS on every file, in `n_processes` processes; return the seconds it takes.
 
-    `more` are further arguments of the work.
+    `more` are the arguments of the work after the paths of its input and output.
     """
     start_s = time.perf_counter()
     Path(out).mkdir()

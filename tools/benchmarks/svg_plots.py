@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 from xml.etree import ElementTree
 
-# Told apart with any eyes: the colours of Okabe and Ito.
+# The palette of Okabe and Ito, which colour-blind readers can distinguish.
 _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 920, 380, 76, 220, 56, 52
 _NAMES, _ROW = 250, 26
@@ -18,7 +18,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a plot: what it says, from where to where, and where it has ticks."""
+    """One axis of a plot, from its first tick to its last."""
 
     title: str
     ticks: Sequence[float]
@@ -34,17 +34,17 @@ class Axis:
 
 
 def plot(title: str, x: Axis, y: Axis, lines: Mapping[str, Points]) -> str:
-    """Draw lines, each with a name; the text of an SVG file."""
+    """Return the text of an SVG file with lines by name."""
     root = _canvas(_HEIGHT)
     _text(root, _LEFT, 22, title, weight="bold")
     for value in y.ticks:
         at = _down(y, value)
         _add(root, "line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=at, y2=at, stroke="#dddddd")
-        _text(root, _LEFT - 8, at + 4, _said(value), anchor="end")
+        _text(root, _LEFT - 8, at + 4, _label(value), anchor="end")
     for value in x.ticks:
         at = _along(x, value)
         _add(root, "line", x1=at, x2=at, y1=_TOP, y2=_HEIGHT - _BOTTOM, stroke="#eeeeee")
-        _text(root, at, _HEIGHT - _BOTTOM + 18, _said(value), anchor="middle")
+        _text(root, at, _HEIGHT - _BOTTOM + 18, _label(value), anchor="middle")
     _text(root, (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, x.title, anchor="middle")
     _text(root, _LEFT, _TOP - 12, y.title)
     for number, (name, points) in enumerate(lines.items()):
@@ -73,14 +73,14 @@ class Dot:
 
 
 def dots(title: str, x: Axis, rows: Sequence[Dot]) -> str:
-    """Draw a dot for each value, and a line for its range, a row each; the text of an SVG file."""
+    """Return the text of an SVG file with a row for each value: a dot, and a line for its range."""
     height = _TOP + _ROW * len(rows) + _BOTTOM
     root = _canvas(height)
     _text(root, _NAMES, 22, title, weight="bold")
     for value in x.ticks:
         at = _across(x, value)
         _add(root, "line", x1=at, x2=at, y1=_TOP - 12, y2=height - _BOTTOM, stroke="#dddddd")
-        _text(root, at, height - _BOTTOM + 18, _said(value), anchor="middle")
+        _text(root, at, height - _BOTTOM + 18, _label(value), anchor="middle")
     _text(root, (_NAMES + _WIDTH - _LEFT) / 2, height - 10, x.title, anchor="middle")
     for number, row in enumerate(rows):
         y = _TOP + _ROW * (number + 0.5) - 6
@@ -116,7 +116,7 @@ def _down(y: Axis, value: float) -> float:
     return _HEIGHT - _BOTTOM - y.at(value) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def _said(value: float) -> str:
+def _label(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
 
 
@@ -133,11 +133,11 @@ def _text(
     root: ElementTree.Element,
     x: float,
     y: float,
-    said: str,
+    content: str,
     *,
     anchor: str = "start",
     weight: str = "normal",
 ) -> None:
     font = {"font-family": "sans-serif", "font-size": "13", "font-weight": weight}
     place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor, **font}
-    ElementTree.SubElement(root, "text", place).text = said
+    ElementTree.SubElement(root, "text", place).text = content
