@@ -55,7 +55,7 @@ def test_every_peer_has_a_loader_an_environment_and_works(name: str) -> None:
     assert {*peer.works} <= {*WORKS} and peer.environment in ENVIRONMENTS
 
 
-def test_every_work_has_a_bound_or_another_loader_beside_shardio() -> None:
+def test_every_work_has_a_baseline_or_another_loader_beside_shardio() -> None:
     assert all("shardio" in peers_of(work) and len(peers_of(work)) > 1 for work in WORKS)
 
 
@@ -220,7 +220,7 @@ def test_peers_race(work: str, peers: str, tmp_path: Path) -> None:
 
 
 def test_peers_that_fail_are_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PEERS, "broken", replace(PEERS["memmap"], place="references.nothing"))
+    monkeypatch.setitem(PEERS, "broken", replace(PEERS["memmap"], place="baselines.nothing"))
     monkeypatch.setitem(PEERS, "absent", replace(PEERS["memmap"], environment="absent"))
     monkeypatch.setitem(ENVIRONMENTS, "absent", ("absent==1",))
     monkeypatch.setenv("RACE_PYTHON_ABSENT", "/nowhere/python")
@@ -266,7 +266,7 @@ def test_faults_fail_if_shardio_delivers_damage(
 @pytest.mark.parametrize(
     ("ended", "said"),
     [
-        (Ended(None, "stopped after 60 s", is_stopped=True), "hangs"),
+        (Ended(None, "stopped after 60 s", timed_out=True), "hangs"),
         (Ended(None, "exit code 1: OSError: no file"), "error"),
         (
             Ended(None, "exit code 1: Damaged: /x/fault-data/y: sample 7"),

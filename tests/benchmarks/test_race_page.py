@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_the_pages_are_what_is_drawn_from_the_figures() -> None:
-    texts = race_page.drawn(FOUND)
+    texts = race_page.render(FOUND)
     assert {race_page.PAGE, race_page.README} < {*texts}
     for path, text in texts.items():
         assert path.read_text("utf-8") == text, f"{path}: run `tools/bench --page`"
@@ -39,7 +39,7 @@ def test_plots_are_drawings() -> None:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """Return the lines of the page that shows a run."""
-    return race_page.drawn(found)[race_page.PAGE].splitlines()
+    return race_page.render(found)[race_page.PAGE].splitlines()
 
 
 def test_a_changed_figure_changes_the_page_and_is_a_loss_if_it_is_better() -> None:
@@ -99,5 +99,5 @@ def test_numbers_have_three_digits(value: float, shown: str) -> None:
 def test_pages_are_written_where_they_differ(tmp_path: Path) -> None:
     same, other = tmp_path / "same", tmp_path / "folder" / "other"
     same.write_text("a")
-    assert race_page.draw({same: "a", other: "b"}) == [other]
+    assert race_page.write_stale({same: "a", other: "b"}) == [other]
     assert other.read_text() == "b"

@@ -7,7 +7,7 @@
 
 NAME is a case, or a group of cases. Exits with 1 if a limit is missed, and with 3 if a case that is
 named cannot run here. Datasets are kept in a cache: $XDG_CACHE_HOME/shardio-bench, or --folder.
---page draws the pages that show the race, from docs/explanation/benchmarks.json.
+--page renders the pages that show the race, from docs/explanation/benchmarks.json.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.page:
-        return _draw_pages()
+        return _render_pages()
     if not (options.names or options.list or options.gate):
         parser.error(f"expected --list, --gate, --page, a case, or a group: {', '.join(GROUPS)}")
     try:
@@ -80,10 +80,10 @@ def main(arguments: list[str]) -> int:
     return _exit_code(results)
 
 
-def _draw_pages() -> int:
+def _render_pages() -> int:
     figures = report.load(race_page.FIGURES)
-    for path in race_page.draw(race_page.drawn(figures)):
-        print(f"drawn: {path}")
+    for path in race_page.write_stale(race_page.render(figures)):
+        print(f"written: {path}")
     return 0
 
 
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases and groups")
     parser.add_argument("--list", action="store_true", help="list cases, parameters and limits")
     parser.add_argument("--gate", action="store_true", help="run the gate, with retries")
-    parser.add_argument("--page", action="store_true", help="draw the pages that show the race")
+    parser.add_argument("--page", action="store_true", help="render the pages that show the race")
     parser.add_argument("--rounds", type=int, help="rounds over the lanes of each case")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PARAMETER=VALUE", help="change a parameter"

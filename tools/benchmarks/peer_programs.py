@@ -1,4 +1,4 @@
-"""Programs of peers, which run in their own interpreters and answer with a line of JSON."""
+"""Programs of peers, which run in interpreters of their own and print a line of JSON."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from benchmarks import child
 from benchmarks.racers.peers import PEERS
 
 _ERROR: Final = re.compile(r"[\w.]+(Error|Exception|Samples|Mismatch|Damaged|Changed): ")
-"""The line of a traceback that names the error; some libraries print more behind it."""
+"""The line of a traceback that names the error; some libraries print more after it."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a program: its answer, or why there is none."""
+    """The end of a program: its answer, or the reason why there is none."""
 
     answer: Any
-    said: str
-    is_stopped: bool = False
-    """True if it was stopped when its time was over."""
+    reason: str
+    timed_out: bool = False
 
 
 def run_peer(peer: str, program: Sequence[str], timeout_s: float) -> Ended:
-    """Run a program of a peer, and end its workers."""
-    is_stopped = False
+    """Run a program of a peer; at its end, or after `timeout_s`, kill it and its workers."""
+    timed_out = False
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         # Files, since a worker that outlives its program would keep a pipe open.
         process = subprocess.Popen(
@@ -41,7 +40,7 @@ def run_peer(peer: str, program: Sequence[str], timeout_s: float) -> Ended:
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            is_stopped = True
+            timed_out = True
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -50,13 +49,13 @@ def run_peer(peer: str, program: Sequence[str], timeout_s: float) -> Ended:
         answers = [line for line in out.read().splitlines() if line.startswith("{")]
         err.seek(0)
         lines = err.read().strip().splitlines()
-    if is_stopped:
-        return Ended(None, f"stopped after {timeout_s:g} s", is_stopped=True)
+    if timed_out:
+        return Ended(None, f"stopped after {timeout_s:g} s", timed_out=True)
     answer = json.loads(answers[-1]) if answers and not process.returncode else None
-    return Ended(answer, _said(process.returncode, lines))
+    return Ended(answer, _reason(process.returncode, lines))
 
 
-def _said(returncode: int, lines: Sequence[str]) -> str:
+def _reason(returncode: int, lines: Sequence[str]) -> str:
     if returncode < 0:
         return f"killed by {signal.Signals(-returncode).name}"
     errors = [line for line in lines if _ERROR.match(line)]
@@ -65,7 +64,10 @@ def _said(returncode: int, lines: Sequence[str]) -> str:
 
 
 def _environment(peer: str) -> dict[str, str]:
-    """Return an environment with shardio for shardio alone, and with cached bytecode."""
+    """Return the environment variables of a peer.
+
+    Bytecode is cached, and only the environment "shardio" can import shardio.
+    """
     found = child.environment()
     if PEERS[peer].environment != "shardio":
         found["PYTHONPATH"] = str(child.ROOT / "tools")

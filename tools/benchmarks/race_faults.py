@@ -1,4 +1,4 @@
-"""Faults in the race: a worker is killed, a bit of a file flips, a file is truncated."""
+"""The faults of the race: a killed worker, a flipped bit and a truncated file."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ FAULTS: Final = {
     "truncate": "a file is truncated",
 }
 PEERS_WITH_FAULTS: Final = [
-    name for name, peer in PEERS.items() if "frames" in peer.works and not peer.is_reference
+    name for name, peer in PEERS.items() if "frames" in peer.works and not peer.is_baseline
 ]
 TIMEOUT_S: Final = 60
 _MARK: Final = "fault-data"
-"""The folder of a peer's files: an error that has it names a file."""
+"""The name of the folder of a peer's files: an error with this name in it names a file."""
 
 
 def outcomes(peer: str, python: str, folder: Path) -> dict[str, str]:
-    """Return what a peer does at each fault, in words; raise NotMeasured if it fails without."""
+    """Return a peer's outcome for each fault; raise NotMeasured if it fails without a fault."""
     program = [python, "-m", "benchmarks.racers.faults", peer]
     place = folder / _MARK / "whole"
     ended = run_peer(peer, [*program, str(place)], TIMEOUT_S)
     if ended.answer is None:
-        raise NotMeasured(f"{peer}: {ended.said}")
+        raise NotMeasured(f"{peer}: {ended.reason}")
     found = {}
     for fault in FAULTS:
         copy = folder / _MARK / fault
@@ -39,12 +39,12 @@ def outcomes(peer: str, python: str, folder: Path) -> dict[str, str]:
 
 
 def outcome(ended: Ended) -> str:
-    """Return the end of a run with a fault in words."""
-    if ended.is_stopped:
+    """Describe the end of a run with a fault."""
+    if ended.timed_out:
         return "hangs"
     if ended.answer is None:
         names = [
-            word for word, mark in (("file", _MARK), ("sample", "sample ")) if mark in ended.said
+            word for word, mark in (("file", _MARK), ("sample", "sample ")) if mark in ended.reason
         ]
         return "error" + (f", with {' and '.join(names)}" if names else "")
     if "not possible" in ended.answer:

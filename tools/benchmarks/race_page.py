@@ -1,8 +1,7 @@
-"""Draw the pages that show the race: tables and plots, all from the JSON of one run.
+"""Render the pages that show the race: tables and plots, all from the JSON of one run.
 
 `tools/bench race --json docs/explanation/benchmarks.json` writes the JSON, and `tools/bench --page`
-draws docs/explanation/benchmarks.md, its plots, and the table of README.md. Tables stand between
-comments that name them.
+the generated parts of docs/explanation/benchmarks.md, its plots, and the table of README.md.
 """
 
 from __future__ import annotations
@@ -45,7 +44,11 @@ TITLES: Final = {
     "jpeg": "JPEGs, decoded to 224×224×3",
     "clips": "Random clips of 16 frames of 112×112, decoded from H.264",
 }
-IN_README: Final = ("frames", "tokens", "tokens400")
+README_HEADINGS: Final = {
+    "frames": "frames 224×224×3",
+    "tokens": "tokens 1,024×u16",
+    "tokens400": "in 400 shards",
+}
 
 Figure = Mapping[str, Any]
 """The minimum, median and maximum of all rounds."""
@@ -71,23 +74,19 @@ class Case:
         return {unit for figures in self._figures.values() for unit in figures}
 
     def ranked(self, unit: str) -> list[str]:
-        """Return the peers that have a figure of a unit, the best first."""
-        having = [peer for peer, figures in self._figures.items() if unit in figures]
-        return sorted(
-            having,
-            key=lambda peer: self._figures[peer][unit]["median"],
-            reverse=unit.endswith("/s"),
-        )
+        """Return the peers that have a figure in a unit, the best first."""
+        medians = {p: found[unit]["median"] for p, found in self._figures.items() if unit in found}
+        return sorted(medians, key=medians.__getitem__, reverse=unit.endswith("/s"))
 
     def gain(self, peer: str, unit: str) -> float:
-        """Return by which factor a peer is better than shardio, by their medians."""
+        """Return the factor by which the median of a peer is better than that of shardio."""
         theirs = self._figures[peer][unit]["median"]
         ours = self._figures["shardio"][unit]["median"]
         return float(theirs / ours if unit.endswith("/s") else ours / theirs)
 
 
-def drawn(found: Mapping[str, Any]) -> dict[Path, str]:
-    """Return the texts of all files that show a run."""
+def render(found: Mapping[str, Any]) -> dict[Path, str]:
+    """Return the texts of all files that show a run, which is given as its JSON."""
     cases = {
         name.partition(".")[2]: Case(each)
         for name, each in found["cases"].items()
@@ -107,8 +106,8 @@ def drawn(found: Mapping[str, Any]) -> dict[Path, str]:
     return texts | {PLOTS / f"{name}.svg": _plot(name, case) for name, case in cases.items()}
 
 
-def draw(texts: Mapping[Path, str]) -> list[Path]:
-    """Write the files whose texts differ; return their paths."""
+def write_stale(texts: Mapping[Path, str]) -> list[Path]:
+    """Write the files that are missing or have other texts; return their paths."""
     stale = [
         path for path, text in texts.items() if not path.exists() or path.read_text("utf-8") != text
     ]
@@ -127,11 +126,15 @@ def rounded(value: float) -> str:
 # Tables.
 
 
+def _title(peer: str) -> str:
+    return PEERS[peer].title if peer in PEERS else peer
+
+
 def _name(peer: str) -> str:
-    title = PEERS[peer].title if peer in PEERS else peer
+    """Return the title of a peer, marked if it is shardio or a baseline."""
     if peer == "shardio":
-        return f"**{title}**"
-    return f"*{title}*" if peer in PEERS and PEERS[peer].is_reference else title
+        return f"**{_title(peer)}**"
+    return f"*{_title(peer)}*" if peer in PEERS and PEERS[peer].is_baseline else _title(peer)
 
 
 def _ranged(figure: Figure | None) -> str:
@@ -160,7 +163,7 @@ def _machine(found: Mapping[str, Any], cases: Mapping[str, Case]) -> list[list[s
 
 
 def _works(cases: Mapping[str, Case]) -> dict[str, str]:
-    """Return a section for each work: heading, command, plot and table."""
+    """Return the part with a section for each work: heading, command, plot and table."""
     sections = [
         f"### {TITLES[name]}\n\n`tools/bench race.{name}`\n\n"
         f"![{TITLES[name]}]({PLOTS.name}/{name}.svg)\n\n"
@@ -185,26 +188,27 @@ def _figures(case: Case, units: tuple[str, ...], *, with_ratio: bool = False) ->
 
 
 def _behind(cases: Mapping[str, Case]) -> list[list[str]]:
-    """Return all figures of libraries and references that are better than shardio's."""
+    """Return all figures of libraries and baselines that are better than shardio's."""
     rows = []
     for name, case in cases.items():
-        for unit in COLUMNS:
+        for unit, heading in COLUMNS.items():
+            if (ours := case.figure("shardio", unit)) is None:
+                continue
             for peer in case.ranked(unit):
-                if "shardio" in case.ranked(unit) and (gain := case.gain(peer, unit)) > 1:
-                    theirs, ours = case.figure(peer, unit), case.figure("shardio", unit)
-                    shown = [COLUMNS[unit], _name(peer), _ranged(theirs), _ranged(ours)]
+                if (gain := case.gain(peer, unit)) > 1:
+                    shown = [heading, _name(peer), _ranged(case.figure(peer, unit)), _ranged(ours)]
                     rows.append([f"`{name}`", *shown, _ratio(gain)])
     return [["work", "figure", "loader", "its figure", "shardio's", "better by"], *rows]
 
 
 def _faults(outcomes: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
-    """Return what each loader does at each fault."""
+    """Return the outcome of each fault for each loader."""
     rows = [[_name(peer), *(found[fault] for fault in FAULTS)] for peer, found in outcomes.items()]
     return [["loader", *FAULTS.values()], *(rows or [["all", *["not in this run"] * len(FAULTS)]])]
 
 
 def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
-    """Return a row for each work and loader without figures, and why they are missing."""
+    """Return the works and loaders without figures, with the reasons."""
     rows = []
     for name in WORKS:
         if name not in cases:
@@ -212,13 +216,13 @@ def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
             continue
         notes = {peer: "not in this run" for peer in peers_of(name)}
         for note in cases[name].notes:
-            named, _, said = note.removeprefix("without ").partition(": ")
-            notes |= dict.fromkeys(named.split(", "), said)
+            named, _, reason = note.removeprefix("without ").partition(": ")
+            notes |= dict.fromkeys(named.split(", "), reason)
         measured = cases[name].ranked(STREAM)
         rows += [
-            [f"`{name}`", _name(peer), said]
-            for peer, said in notes.items()
-            if peer not in measured or said != "not in this run"
+            [f"`{name}`", _name(peer), reason]
+            for peer, reason in notes.items()
+            if peer not in measured or reason != "not in this run"
         ]
     return [["work", "loader", "reason"], *(rows or [["", "", "nothing is missing"]])]
 
@@ -238,13 +242,8 @@ def _peers(cases: Mapping[str, Case]) -> list[list[str]]:
 
 def _speed(cases: Mapping[str, Case]) -> list[list[str]]:
     """Return the table of README.md: streams and, in brackets, first epochs."""
-    names = [name for name in IN_README if name in cases]
-    header = {
-        "frames": "frames 224×224×3",
-        "tokens": "tokens 1,024×u16",
-        "tokens400": "in 400 shards",
-    }
-    rows = [["loader", *(header[name] for name in names)]]
+    names = [name for name in README_HEADINGS if name in cases]
+    rows = [["loader", *(README_HEADINGS[name] for name in names)]]
     for peer in cases["frames"].ranked(STREAM):
         rows.append([_name(peer), *(_short(cases[name], peer) for name in names)])
     return rows
@@ -258,15 +257,12 @@ def _short(case: Case, peer: str) -> str:
 
 
 def _plot(name: str, case: Case) -> str:
-    """Draw the streams of all peers, with the range of all rounds."""
+    """Return a plot of the streams of all peers, with the range of all rounds."""
     rows = []
     for peer in case.ranked(STREAM):
-        figure = case.figure(peer, STREAM)
-        if figure is not None:
-            title = PEERS[peer].title if peer in PEERS else peer
-            rows.append(
-                Dot(title, figure["min"], figure["median"], figure["max"], peer == "shardio")
-            )
+        if figure := case.figure(peer, STREAM):
+            low, value, high = (figure[key] for key in ("min", "median", "max"))
+            rows.append(Dot(_title(peer), low, value, high, peer == "shardio"))
     return dots(TITLES[name], _axis(rows), rows)
 
 

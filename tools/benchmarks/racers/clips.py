@@ -12,9 +12,9 @@ from benchmarks.racers.works import CLIP_FRAMES, VIDEO_FRAMES, Batch, Epochs, Wo
 
 
 class Clips:
-    """A map-style dataset of a clip of each video; subclasses decode.
+    """A map-style dataset with a random clip of each video. Subclasses decode.
 
-    A worker keeps the decoders of all videos open.
+    Each worker keeps the decoders of all videos open.
     """
 
     def __init__(self, work: Work) -> None:
@@ -30,11 +30,11 @@ class Clips:
         return self.clip(self.decoders[i], random.randrange(VIDEO_FRAMES - CLIP_FRAMES + 1))
 
     def open(self, path: Path) -> Any:
-        """Open a decoder of one thread."""
+        """Open a decoder with one thread."""
         raise NotImplementedError
 
     def clip(self, decoder: Any, start: int) -> Any:
-        """Return the frames from a frame on."""
+        """Return CLIP_FRAMES frames, from the frame `start` on."""
         raise NotImplementedError
 
 
@@ -42,14 +42,14 @@ class TorchcodecClips(Clips):
     """Clips that torchcodec decodes."""
 
     def open(self, path: Path) -> Any:
-        """Open a decoder that trusts the container's times, as all frames have one duration."""
+        """Open a decoder that computes times: all frames have the same duration."""
         from torchcodec.decoders import VideoDecoder
 
         options: dict[str, Any] = {"seek_mode": "approximate", "num_ffmpeg_threads": 1}
         return VideoDecoder(str(path), dimension_order="NHWC", **options)
 
     def clip(self, decoder: Any, start: int) -> Any:
-        """Decode the frames in one call."""
+        """Return the frames, decoded in one call."""
         return decoder.get_frames_in_range(start, start + CLIP_FRAMES).data
 
 
@@ -69,7 +69,7 @@ class PyavClips(Clips):
         return container, video, times
 
     def clip(self, decoder: Any, start: int) -> Batch:
-        """Seek to the keyframe, and decode."""
+        """Return the frames, decoded from the keyframe before `start`."""
         container, video, times = decoder
         container.seek(times[start], stream=video)
         frames: list[Batch] = []

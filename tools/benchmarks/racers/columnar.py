@@ -14,32 +14,35 @@ from benchmarks.racers.samples import arrow_values
 from benchmarks.racers.works import Batch, Epochs, Work
 
 N_AHEAD: Final = 4
-"""The number of batches that are being read."""
+"""The number of batches in flight."""
 
 
 def _ahead(work: Work, start: Callable[[Any], Callable[[], Batch]]) -> Epochs:
-    """Return epochs in which the reads of the next batches are under way."""
+    """Return epochs that keep N_AHEAD batches in flight.
+
+    `start` starts to read the given samples, and returns a function that waits for the batch.
+    """
 
     def epoch(number: int) -> Iterator[Batch]:
-        under_way = deque[Callable[[], Batch]]()
+        in_flight = deque[Callable[[], Batch]]()
         for samples in work.batches(number):
-            under_way.append(start(samples))
-            if len(under_way) == N_AHEAD:
-                yield under_way.popleft()()
-        for result in under_way:
+            in_flight.append(start(samples))
+            if len(in_flight) == N_AHEAD:
+                yield in_flight.popleft()()
+        for result in in_flight:
             yield result()
 
     return epoch
 
 
 def _in_threads(work: Work, take: Callable[[Any], Batch]) -> Epochs:
-    """Call `take` in two threads, which wait for those of the library."""
+    """Return epochs that call `take` in two threads, which wait for those of the library."""
     pool = ThreadPoolExecutor(2)
     return _ahead(work, lambda samples: pool.submit(take, samples).result)
 
 
 def lance(work: Work, workers: int) -> Epochs:
-    """Take rows from a column of binary values of one size."""
+    """Take rows from a column of fixed-size binary values."""
     import lance as library
     import pyarrow
 

@@ -33,7 +33,7 @@ STEP_S: Final = 0.01
 
 
 class NotPossible(Exception):
-    """Raised if a peer cannot have a fault: it has no workers, or its files have no plain rows."""
+    """Raised if a fault does not apply to a peer, such as one without worker processes."""
 
 
 def samples() -> Batch:
@@ -51,14 +51,14 @@ def write_rows(work: Work) -> None:
 
 
 def damaged_file(work: Work) -> Path:
-    """Return the file that the peer reads a sample from: its own, or that of the rows."""
+    """Return the file from which the peer reads the sample: one of its own, or that of the rows."""
     wanted = samples()[FLIPPED].tobytes()
     rows = work.folder / "rows.npy"
     own = [path for path in sorted(work.folder.rglob("*")) if path.is_file() and path != rows]
     for path in own or [rows]:
         if wanted in path.read_bytes():
             return path
-    raise NotPossible("its files have no plain rows")
+    raise NotPossible("its files do not contain the bytes of the sample")
 
 
 def flip(path: Path) -> None:
@@ -69,7 +69,7 @@ def flip(path: Path) -> None:
 
 
 def kill_worker() -> None:
-    """Kill the process without children that has worked most."""
+    """Kill the descendant that has used the most CPU time, of those without children."""
     below = list(child.descendants(os.getpid()))
     leaves = [pid for pid in below if not list(child.descendants(pid))]
     if not leaves:
@@ -78,7 +78,7 @@ def kill_worker() -> None:
 
 
 def delivered(epochs: Epochs, *, kills: bool) -> dict[str, int]:
-    """Run an epoch; return how many samples are missing, damaged and repeated."""
+    """Run an epoch; return the numbers of missing, damaged and repeated samples."""
     expected, counts, n_damaged = samples(), Counter[int](), 0
     for step, batch in enumerate(epochs(0)):
         rows = np.asarray(batch)
@@ -93,7 +93,7 @@ def delivered(epochs: Epochs, *, kills: bool) -> dict[str, int]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the peer's files, or run it with a fault."""
+    """Write the peer's files, or run the peer with a fault."""
     name, folder, *faults = arguments
     work = Work(**(WORK.__dict__ | {"parent": Path(folder)}))
     if not faults:

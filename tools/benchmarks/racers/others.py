@@ -1,4 +1,4 @@
-"""Peers with loaders of their own: FFCV, SPDL, Grain, tinyloader."""
+"""Peers that do not need torch's DataLoader: FFCV, SPDL, Grain, tinyloader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fields:
 
 
 def ffcv(work: Work, workers: int) -> Epochs:
-    """Load FFCV's file; it has no unsigned numbers of 16 bits, which are viewed as signed ones."""
+    """Load FFCV's file. FFCV has no uint16; such values are viewed as int16."""
     from ffcv.fields import NDArrayField, RGBImageField
     from ffcv.fields.decoders import NDArrayDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -64,12 +64,12 @@ def spdl(work: Work, workers: int) -> Epochs:
 
 
 def grain(work: Work, workers: int) -> Epochs:
-    """Load records of ArrayRecord, or files."""
+    """Load records of an ArrayRecord file, or JPEG files."""
     import grain.python as pygrain
     from array_record.python.array_record_module import ArrayRecordWriter
 
     class Parse(pygrain.MapTransform):  # type: ignore[misc]
-        """The view of a record as an array."""
+        """A transform that views a record as an array."""
 
         def map(self, record: bytes) -> Batch:
             return np.frombuffer(record, work.dtype).reshape(work.stored)
@@ -110,7 +110,7 @@ class Items:
         return (np.stack([self.samples[int(i)] for i in request]),)
 
     def post_process(self, response: Any) -> Any:
-        """Copy what was loaded, as a tensor made of it would."""
+        """Copy the loaded batch, as the creation of a tensor would."""
         return tuple(map(np.array, response))
 
     def shutdown(self) -> None:
@@ -118,10 +118,10 @@ class Items:
 
 
 def tinyloader(work: Work, workers: int) -> Epochs:
-    """Load batches as tinyloader's items, through shared memory where that works."""
+    """Load batches as tinyloader's items, through shared memory if it works in this Python."""
     from tinyloader.loader import load_with_workers
 
-    # Before Python 3.13, its shared memory ends in an AttributeError.
+    # Before Python 3.13, shared memory fails with an AttributeError.
     options: dict[str, Any] = {"shared_memory_enabled": sys.version_info >= (3, 13)}
     if options["shared_memory_enabled"]:
         options["memory_pool_block_count"] = 2 * workers

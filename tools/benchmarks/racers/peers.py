@@ -1,4 +1,4 @@
-"""The peers of the race: their environments, their pinned requirements, and the works they do."""
+"""The peers of the race: their environments with pinned requirements, works and settings."""
 
 from __future__ import annotations
 
@@ -59,43 +59,43 @@ ALL: Final = tuple(WORKS)
 
 @dataclass(frozen=True)
 class Peer:
-    """A loader in the race. `packages` are those whose versions a report names."""
+    """A loader in the race. `packages` are the packages whose versions a report names."""
 
     title: str
     works: tuple[str, ...]
     place: str
-    """The module of its loader, and the function in it: `module.function`."""
+    """The function that opens the loader: `module.function`, relative to this package."""
     environment: str
     packages: tuple[str, ...]
     settings: str
-    is_reference: bool = False
-    """True if it is no library, but a bound for what libraries can reach."""
+    is_baseline: bool = False
+    """True if it is not a library, but bare code that libraries are compared with."""
 
 
 PEERS: Final[dict[str, Peer]] = {
     "limit": Peer(
         "limit",
         ("frames", "tokens", "tokens400", "jpeg"),
-        "references.limit",
+        "baselines.limit",
         "shardio",
         (),
         "forked workers gather rows of a memory-mapped file into shared blocks; no format, no"
         " checks; `jpeg`: simplejpeg decodes into the blocks",
-        is_reference=True,
+        is_baseline=True,
     ),
     "memmap": Peer(
         "memmap",
         ANY,
-        "references.memmap",
+        "baselines.memmap",
         "shardio",
         (),
-        "one process, one `numpy.take` a batch from a memory-mapped file",
-        is_reference=True,
+        "one process, one `numpy.take` per batch from a memory-mapped file",
+        is_baseline=True,
     ),
     "shardio": Peer(
         "shardio",
         ALL,
-        "references.shardio",
+        "baselines.shardio",
         "shardio",
         ("shardio-loader",),
         "`ShardLoader(…, shuffle=True)`; every hash is verified, as by default",
@@ -122,7 +122,7 @@ PEERS: Final[dict[str, Peer]] = {
         "torch_loaders.torchdl_batched",
         "torch",
         ("torch",),
-        "a dataset whose index is a batch: one `numpy.take` each",
+        "a dataset that is indexed by batches: one `numpy.take` per batch",
     ),
     "spdl": Peer(
         "SPDL",
@@ -162,7 +162,7 @@ PEERS: Final[dict[str, Peer]] = {
         "torch_formats.hdf5",
         "torch",
         ("h5py",),
-        "a contiguous dataset, `read_direct` a row, in torch's DataLoader, batched",
+        "a contiguous dataset, one `read_direct` per row, in torch's DataLoader, batched",
     ),
     "hf": Peer(
         "Hugging Face datasets",
@@ -186,7 +186,7 @@ PEERS: Final[dict[str, Peer]] = {
         "columnar.lance",
         "columns",
         ("pylance",),
-        "binary values of one size, data format 2.1, `take`, four batches under way",
+        "fixed-size binary values, data format 2.1, `take`, four batches in flight",
     ),
     "vortex": Peer(
         "Vortex",
@@ -194,7 +194,7 @@ PEERS: Final[dict[str, Peer]] = {
         "columnar.vortex",
         "columns",
         ("vortex-data",),
-        "`memory_map=True`, `scan(indices=…)` of sorted rows, four batches under way",
+        "`memory_map=True`, `scan(indices=…)` of sorted rows, four batches in flight",
     ),
     "tensorstore": Peer(
         "TensorStore",
@@ -203,7 +203,7 @@ PEERS: Final[dict[str, Peer]] = {
         "columns",
         ("tensorstore",),
         "Zarr 3 with sharding: chunks of a frame or 16 rows, no compression, sorted reads of four"
-        " batches under way",
+        " batches in flight",
     ),
     "torchcodec": Peer(
         "torchcodec",
@@ -228,7 +228,7 @@ PEERS: Final[dict[str, Peer]] = {
         "others.tinyloader",
         "threads",
         ("tinyloader",),
-        "`load_with_workers`, an item a batch; shared memory from Python 3.13 on, where it works",
+        "`load_with_workers`, one item per batch; shared memory from Python 3.13 on",
     ),
 }
 
@@ -239,7 +239,7 @@ def peers_of(work: str) -> list[str]:
 
 
 def loader_of(peer: Peer) -> Loader:
-    """Return the function that makes a peer's files and opens its loader."""
+    """Return the function that writes a peer's files if they are missing, and opens its loader."""
     module, _, name = peer.place.partition(".")
     found: Loader = getattr(import_module(f"benchmarks.racers.{module}"), name)
     return found

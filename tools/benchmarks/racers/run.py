@@ -4,13 +4,13 @@
     python -m benchmarks.racers.run --prepare PEER WORK FOLDER [SAMPLES]
 
 The first epoch, in which pages are mapped and shardio verifies every hash, has a rate of its own.
-Of the other epochs the best counts, and then a stream of epochs without a pause, which batches
-prepared between epochs do not flatter. The consumer copies every batch into one buffer, as an
-upload to a device does: no peer gains by delivering memory that nobody reads. An epoch must deliver
-every sample exactly once; a peer that does not has no figures. With --prepare, the peer's files are
-written, and nothing is measured.
+The rate of the best of the other epochs favours peers that prepare batches between epochs; the rate
+of a stream of epochs without a pause does not. The consumer copies every batch into one buffer, as
+an upload to a device does: no peer gains by delivering memory that nobody reads. An epoch before
+the stream must deliver every sample exactly once; otherwise, the peer has no figures. With
+--prepare, the peer's files are written, and nothing is measured.
 
-The program runs in the interpreter of each peer, and imports NumPy and the peer.
+The program runs in the interpreter of each peer, and imports only NumPy and the peer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WrongSamples(Exception):
 
 
 def figures(epochs: Epochs, work: Work, started_s: float) -> Mapping[str, float]:
-    """Run all epochs; return figures by unit. `started_s` is when the process was started."""
+    """Run all epochs; return figures by unit. `started_s` is the time of the process's start."""
     out = np.empty((work.batch_size, *work.shape), work.dtype)
     rates, first_s, from_start_s = list[float](), list[float](), list[float]()
     for epoch in range(N_EPOCHS):
@@ -101,7 +101,7 @@ def _processes() -> list[int]:
 
 
 def _cpu_s() -> float:
-    """Return the CPU time of this process and its descendants, those that have ended included."""
+    """Return the CPU time of this process and its descendants, including those that have ended."""
     total = 0.0
     for pid in _processes():
         try:
@@ -113,7 +113,7 @@ def _cpu_s() -> float:
 
 
 def _memory_bytes() -> int:
-    """Return the anonymous and shared memory of all processes, without files that are mapped."""
+    """Return the anonymous and shared memory of all processes, without mapped files."""
     total = 0
     for pid in _processes():
         try:
@@ -126,20 +126,18 @@ def _memory_bytes() -> int:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the peer."""
+    """Run the peer, or write its files."""
     is_prepared_only = arguments[0] == "--prepare"
     name, work_name, folder, *numbers = arguments[is_prepared_only:]
-    n_samples, workers, started_s = (
-        *map(float, numbers),
-        *(0.0, 2.0, time.monotonic())[len(numbers) :],
-    )
+    defaults = ["0", "2", str(time.monotonic())]
+    n_samples, workers, started_s = numbers + defaults[len(numbers) :]
     peer, work = PEERS[name], work_of(work_name, Path(folder), int(n_samples))
     epochs = loader_of(peer)(work, int(workers))
     if is_prepared_only:
         print(json.dumps({"versions": installed_versions(peer)}), flush=True)
     else:
-        print(json.dumps({"figures": figures(epochs, work, started_s)}), flush=True)
-    os._exit(0)  # whatever threads and processes the peer has
+        print(json.dumps({"figures": figures(epochs, work, float(started_s))}), flush=True)
+    os._exit(0)  # do not wait for the peer's threads and processes
 
 
 if __name__ == "__main__":

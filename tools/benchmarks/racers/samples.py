@@ -49,7 +49,7 @@ def fill(work: Work, source: Any, samples: Any, out: Batch) -> None:
 
 
 def arrow_values(column: Any, work: Work) -> Batch:
-    """Return an Arrow column of rows as an array, without a copy if it has one chunk."""
+    """Return an Arrow column of rows as a NumPy array, without a copy if it has one chunk."""
     import pyarrow
 
     if isinstance(column, pyarrow.ChunkedArray):

@@ -1,4 +1,4 @@
-"""Formats whose readers torch's DataLoader runs: HDF5, datasets of Hugging Face, LitData."""
+"""Peers whose readers run in torch's DataLoader: HDF5, Hugging Face datasets, LitData."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.racers.samples import arrow_values
-from benchmarks.racers.torch_loaders import Batches, by_batches
+from benchmarks.racers.torch_loaders import BatchedDataset, by_batches
 from benchmarks.racers.works import Batch, Epochs, Work
 
 TOKEN_ROWS: Final = 4096
-"""The number of rows that LitData's writer is given at a time."""
+"""The number of rows of tokens in each input of LitData's writer."""
 
 
-class Rows(Batches):
-    """Rows of an HDF5 dataset, each read into its place."""
+class Rows(BatchedDataset):
+    """Rows of an HDF5 dataset, each read into its place in the batch."""
 
     def __init__(self, work: Work, path: Path) -> None:
         super().__init__(work)
@@ -29,7 +29,7 @@ class Rows(Batches):
         return h5py.File(self.path, "r")["x"]
 
     def gather(self, samples: Any) -> Batch:
-        """Read a batch."""
+        """Return a batch of rows."""
         out = np.empty((len(samples), *self.work.stored), self.work.dtype)
         for j, i in enumerate(samples):
             self.source.read_direct(out, np.s_[int(i)], np.s_[j])
@@ -47,7 +47,7 @@ def hdf5(work: Work, workers: int) -> Epochs:
     return by_batches(Rows(work, work.made("rows.h5", write)), workers)
 
 
-class Table(Batches):
+class Table(BatchedDataset):
     """A dataset of Hugging Face, whose batches are Arrow tables."""
 
     def __init__(self, work: Work, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Table(Batches):
 
 
 def hf(work: Work, workers: int) -> Epochs:
-    """Load a dataset of Hugging Face from the disk."""
+    """Load a dataset of Hugging Face from disk."""
     import datasets
     import pyarrow
 
@@ -82,13 +82,13 @@ def hf(work: Work, workers: int) -> Epochs:
 
 
 class Tensors:
-    """Inputs of LitData's `optimize`: a row, or a part of the stream of tokens."""
+    """A function for LitData's `optimize` that returns a row, or a part of the token stream."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
 
     def __call__(self, i: int) -> Any:
-        """Return an input as a tensor."""
+        """Return input `i` as a tensor."""
         import torch
 
         rows = self.work.rows()
@@ -110,8 +110,8 @@ def litdata(work: Work, workers: int) -> Epochs:
         n_inputs = -(-work.n_samples // TOKEN_ROWS)
 
     def write(folder: Path) -> None:
-        how: dict[str, Any] = {"chunk_bytes": "64MB", "num_workers": 1, **options}
-        library.optimize(Tensors(work), list(range(n_inputs)), str(folder), **how)
+        writing: dict[str, Any] = {"chunk_bytes": "64MB", "num_workers": 1, **options}
+        library.optimize(Tensors(work), list(range(n_inputs)), str(folder), **writing)
 
     folder = work.made("litdata", write)
     dataset = library.StreamingDataset(str(folder), shuffle=True, drop_last=False, **options)

@@ -21,8 +21,8 @@ def torchdl(work: Work, workers: int) -> Epochs:
     return lambda epoch: (batch.numpy() for batch in loader)
 
 
-class Batches:
-    """A map-style dataset whose index is a batch; subclasses open and gather other files."""
+class BatchedDataset:
+    """A map-style dataset that is indexed by batches. Subclasses read other files."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -32,7 +32,7 @@ class Batches:
         return self.work.n_samples
 
     def open(self) -> Any:
-        """Open the samples, once in each worker."""
+        """Open the samples; called once in each worker."""
         return source(self.work)
 
     def gather(self, samples: Any) -> Batch:
@@ -49,8 +49,8 @@ class Batches:
         return torch.from_numpy(self.gather(samples))
 
 
-class Order:
-    """A sampler of batches, in another order each epoch."""
+class BatchSampler:
+    """A sampler of batches, with a new order in each epoch."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -64,19 +64,18 @@ class Order:
         return self.work.batches(self.epoch)
 
 
-def by_batches(batches: Batches, workers: int, context: str | None = None) -> Epochs:
-    """Load a dataset whose index is a batch, in workers that are started as `context` says."""
+def by_batches(dataset: BatchedDataset, workers: int) -> Epochs:
+    """Load a dataset that is indexed by batches."""
     from torch.utils.data import DataLoader
 
-    options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": context}
-    sampler = Order(batches.work)
-    loader = DataLoader(batches, None, sampler=sampler, num_workers=workers, **options)
+    options: dict[str, Any] = {"sampler": BatchSampler(dataset.work), "persistent_workers": True}
+    loader = DataLoader(dataset, None, num_workers=workers, **options)
     return lambda epoch: (batch.numpy() for batch in loader)
 
 
 def torchdl_batched(work: Work, workers: int) -> Epochs:
-    """Load a dataset whose index is a batch: the workers send fewer and larger messages."""
-    return by_batches(Batches(work), workers)
+    """Load a dataset that is indexed by batches, so that workers send fewer and larger messages."""
+    return by_batches(BatchedDataset(work), workers)
 
 
 def _stacked(samples: Any) -> Batch:

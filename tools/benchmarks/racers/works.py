@@ -22,19 +22,19 @@ Epochs = Callable[[int], Iterator[Any]]
 SIDE: Final = 224
 CROP: Final = 192
 MARK: Final = 16
-"""The side of a block that marks a picture with a bit: JPEG keeps its mean brightness."""
+"""The side of a block that encodes one bit of a picture's number: JPEG keeps its brightness."""
 N_BITS: Final = SIDE // MARK
 CLIP_SIDE: Final = 112
 CLIP_MARK: Final = CLIP_SIDE // N_BITS
 CLIP_FRAMES: Final = 16
 VIDEO_FRAMES: Final = 64
 CHUNK_BYTES: Final = 16 << 20
-"""The bytes of rows that a peer's writer is given at a time, where it takes several."""
+"""The bytes of rows that are passed at a time to a peer's writer that takes several rows."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Samples that an epoch delivers in batches, each exactly once, in an order of its own.
+    """Samples that an epoch delivers in batches, each exactly once, in a random order.
 
     `data` names the rows that the work reads, `stored` is their shape, and `shape` that of samples.
     """
@@ -95,7 +95,7 @@ class Work:
             yield order[i : i + self.batch_size]
 
     def numbers(self, batch: Batch) -> npt.NDArray[np.int64]:
-        """Return the number of each sample of a batch; `n_samples` if a clip is not whole."""
+        """Return the number of each sample of a batch; `n_samples` for a clip with wrong frames."""
         if self.data == "clips":
             videos, frames = _marked(batch, CLIP_MARK, 0), _marked(batch, CLIP_MARK, 1)
             is_whole = (videos == videos[:, :1]).all(1) & (np.diff(frames) == 1).all(1)
@@ -107,7 +107,7 @@ class Work:
         return batch[:, 0, 0, 0].astype(np.int64) + (batch[:, 0, 0, 1].astype(np.int64) << 8)
 
     def made(self, name: str, make: Callable[[Path], object]) -> Path:
-        """Return a file or folder of a peer; `make` writes it where it is missing."""
+        """Return the path of a peer's file or folder; `make` writes it if it is missing."""
         place = self.folder / name
         if not place.exists():
             beside = self.folder / f".{os.getpid()}-{name}"
@@ -122,13 +122,13 @@ class Work:
 
 
 def _mark(frame: Batch, side: int, row: int, number: int) -> None:
-    """Write a number in blocks of a frame, a bit in each; `row` is that of the blocks."""
+    """Write a number into the `row`-th row of blocks of a frame, one bit per block."""
     bits = (number >> np.arange(N_BITS)) & 1
     frame[row * side : (row + 1) * side] = (bits * 255).astype(np.uint8).repeat(side)[None, :, None]
 
 
 def _marked(frames: Batch, side: int, row: int) -> npt.NDArray[np.int64]:
-    """Return the number in blocks of each frame."""
+    """Return the number that `_mark` has written into each frame."""
     bits = frames[..., row * side + side // 2, side // 2 :: side, 0] > 127
     return bits.astype(np.int64) @ (1 << np.arange(N_BITS))
 
@@ -155,7 +155,7 @@ def work_of(name: str, parent: Path, n_samples: int = 0) -> Work:
 
 
 def write_data(work: Work) -> None:
-    """Write the data of a work where it is missing."""
+    """Write the data of a work if it is missing."""
     work.folder.mkdir(parents=True, exist_ok=True)
     if work.data == "clips":
         work.made("files", lambda folder: _write_videos(work, folder))
@@ -167,14 +167,14 @@ def write_data(work: Work) -> None:
 
 
 def picture(i: int) -> Batch:
-    """Return a frame whose number is written in blocks of its first rows, a bit in each."""
+    """Return a frame whose number is written in its first row of blocks."""
     frame = _frame(i)
     _mark(frame, MARK, 0, i)
     return frame
 
 
 def augmented(frame: Batch, rng: np.random.Generator) -> Batch:
-    """Return a random crop, flipped by chance; the number in the first pixel is kept."""
+    """Return a random crop, flipped at random; the number in the first pixel is kept."""
     y, x, is_flipped = rng.integers(0, 33), rng.integers(0, 33), rng.integers(0, 2)
     crop = frame[y : y + CROP, x : x + CROP]
     out = np.ascontiguousarray(crop[:, ::-1] if is_flipped else crop)
@@ -208,7 +208,7 @@ def _write_tokens(work: Work, path: Path) -> None:
 
 
 def _write_files(work: Work, folder: Path) -> None:
-    """Write JPEGs of quality 90 with chroma of half the resolution, as FFCV writes its own."""
+    """Write JPEGs of quality 90 with 4:2:0 chroma, as FFCV writes its own."""
     import simplejpeg
 
     folder.mkdir()
@@ -218,7 +218,7 @@ def _write_files(work: Work, folder: Path) -> None:
 
 
 def _write_videos(work: Work, folder: Path) -> None:
-    """Write videos of H.264 with a keyframe every 16 frames, whose frames carry two numbers."""
+    """Write H.264 videos with a keyframe every 16 frames; frames contain two numbers."""
     import av
 
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""References of the race, and shardio: what needs no other library."""
+"""The baselines of the race, and shardio: loaders that need no other library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MESSAGE = struct.Struct("<III")
 
 
 def memmap(work: Work, workers: int) -> Epochs:
-    """Fill one buffer in this process."""
+    """Gather each batch into one buffer, in this process."""
     out = np.empty((work.batch_size, *work.shape), work.dtype)
 
     def epoch(number: int) -> Iterator[Batch]:
@@ -33,7 +33,7 @@ def memmap(work: Work, workers: int) -> Epochs:
 
 
 def limit(work: Work, workers: int) -> Epochs:
-    """Fill shared blocks in forked workers, which are sent 12 bytes for each batch."""
+    """Gather batches into shared blocks, in forked workers that receive 12 bytes per batch."""
     n_blocks = 2 * workers
     n_bytes = n_blocks * work.batch_size * int(np.prod(work.shape)) * np.dtype(work.dtype).itemsize
     descriptor = os.memfd_create("race")
@@ -65,7 +65,7 @@ def limit(work: Work, workers: int) -> Epochs:
 
 
 def _work(work: Work, reading: int, writing: int, blocks: Batch) -> None:
-    """Fill the block of each message that arrives, and send the message back."""
+    """Fill the block that a message names, and send the message back, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rows, current, batches = source(work), -1, list[Any]()
     while len(message := os.read(reading, _MESSAGE.size)) == _MESSAGE.size:
@@ -105,7 +105,7 @@ def shardio(work: Work, workers: int) -> Epochs:
 
 
 def _write_shards(work: Work, folder: Path, n_shards: int) -> None:
-    """Write about so many shards, or shards of 256 MiB."""
+    """Write about `n_shards` shards; if it is 0, shards of 256 MiB."""
     import shardio as s
 
     n_bytes = work.n_samples * work.row_bytes // n_shards if n_shards else 256 << 20
