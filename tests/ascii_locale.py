@@ -37,9 +37,9 @@ def run_python(
     )
 
 
-# Runs commands, which are separated by NEXT, one after the other in forks, with their output in
-# files; writes the exit codes. A fork ends without freeing the modules that it shares, which would
-# copy them. Conversions measure their speed with few samples.
+# A program that runs commands, separated by NEXT, one after the other in forks, with their output
+# in files, and writes the exit codes. A fork exits without freeing shared modules, which would copy
+# them. Conversions measure their speed with few samples.
 IN_FORKS = """
 import argparse, gc, os, runpy, sys, traceback
 import shardio.conversion.api, shardio.loader, shardio.measuring.stored, shardio_tools.cli

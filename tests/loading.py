@@ -29,8 +29,8 @@ PATIENCE_S = 60.0
 
 TWO_FIELDS = Schema({"image": Array("uint8", (64, 96)), "label": Array("int64")})
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
-HERE_OR_THERE = pytest.mark.parametrize("num_workers", [0, 1])
-"""Without and with a process: for errors, which one worker sends as any other does."""
+AT_MOST_ONE_WORKER = pytest.mark.parametrize("num_workers", [0, 1])
+"""For errors, which are the same for any number of workers above 0."""
 RAGGED = Schema({"number": Array("int64"), "note": Text(), "blob": Bytes()})
 
 

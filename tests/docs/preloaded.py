@@ -1,9 +1,9 @@
 """A Python whose programs run in forks of one process that has imported what they need.
 
-A new interpreter spends most of its time on imports. `preloaded` starts a process that has imported
-shardio, its commands and other packages, and writes a program `python` that runs `-c`, `-m`, `-` or
-a file in a fork of it, with the arguments, environment, folder and standard streams of the caller.
-The first zygote of a program, too, is such a fork rather than a new interpreter.
+A new interpreter spends most of its time on imports. `preloaded` starts a server, which imports
+shardio, its commands and other packages, and writes a client, the program `python`. The client has
+the server run `-c`, `-m`, `-` or a file in a fork, with the arguments, environment, working folder
+and standard streams of the client. The first zygote of a program is a fork of the server, too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple, NoReturn
 
-# What shardio and its commands import of other packages and of Python, what tinygrad imports once
-# it computes, and shardio.
-AHEAD = """
+# Modules that the server imports: those of shardio, those that shardio and its commands import, and
+# those that tinygrad imports for its first computation.
+PRELOAD = """
 PIL.Image argparse asyncio av av.audio.codeccontext av.subtitles.stream av.video.codeccontext
 cloudpickle concurrent.futures.thread csv hmac importlib.metadata multiprocessing.pool
 multiprocessing.queues multiprocessing.spawn multiprocessing.synchronize numpy numpy.ma numpy.random
@@ -50,10 +50,10 @@ ONE_THREAD = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""The variables without which packages start threads, which forks would lack."""
+"""The variables that keep packages from starting threads, which forks would lack."""
 
-# What the program `python` is: it hands its streams over, and ends as the fork does. It imports
-# nothing that is written in Python, because it is started for each program.
+# The client sends its standard streams, and exits as the fork does. It imports only built-in and
+# compiled modules, because each program starts it.
 CLIENT = """
 import _socket, array, marshal, posix, sys
 server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -74,7 +74,7 @@ class _Request(NamedTuple):
 
 @contextmanager
 def preloaded(environment: Mapping[str, str], programs: Path) -> Iterator[None]:
-    """Start such a process in an environment, write `python` into a folder, and end the process."""
+    """Start the server with an environment, write `python` into a folder, and stop the server."""
     address = programs / "preloaded.socket"
     client = programs / "client.py"
     client.write_text(CLIENT)
@@ -87,7 +87,7 @@ def preloaded(environment: Mapping[str, str], programs: Path) -> Iterator[None]:
             stdin=subprocess.PIPE,
             pass_fds=[listening.fileno()],
         )
-    with process:  # which ends when its standard input does
+    with process:  # the server exits when its standard input is closed
         write_program(programs / "python", [sys.executable, "-IS", str(client), str(address)])
         yield
 
@@ -98,9 +98,9 @@ def write_program(path: Path, command: list[str]) -> None:
 
 
 def _wait_for_request(listening: socket.socket) -> _Request | None:
-    """Fork for each request; return the request in the fork, and None at the end."""
+    """Fork for each request; return the request in the fork, and None in the server at its end."""
     poll = select.poll()
-    poll.register(sys.stdin, 0)  # hung up when nobody needs this process
+    poll.register(sys.stdin, 0)  # reports a hang-up when the server is to exit
     poll.register(listening, select.POLLIN)
     running: dict[int, tuple[int, socket.socket]] = {}  # pidfd: (pid, caller)
     while True:
@@ -134,7 +134,7 @@ def _wait_for_request(listening: socket.socket) -> _Request | None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams anew: those of the process that was forked may be files."""
+    """Reopen the standard streams, whose descriptors are now those of the client."""
     sys.stdin = open(0, closefd=False)
     sys.stdout = open(1, "w", closefd=False)
     sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)
@@ -166,7 +166,7 @@ def _run(request: _Request) -> None:
 
 
 def _prepare_zygote() -> None:
-    """Fork the first zygote of this program now, while there is one thread; it waits to be used."""
+    """Fork the first zygote of this program now, while there is one thread; it waits for a use."""
     from shardio._workers.processes import zygote
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -192,12 +192,12 @@ def _prepare_zygote() -> None:
             socket.send_fds(ours, [request], [control_fd, main_pidfd])
         return pid
 
-    # Patched, because the zygote has no option for the program that it runs: no user needs one.
+    # Patch a private function: no user needs an option for the program that a zygote runs.
     zygote._spawn = use
 
 
 def _warm_device() -> None:
-    """Compile the rules of tinygrad for the CPU, without a device that forks would share."""
+    """Compile tinygrad's rules for the CPU, on a device that no fork uses."""
     if os.environ.get("DEV") == "CPU":
         from tinygrad.runtime.ops_cpu import CPUDevice
 
@@ -205,12 +205,12 @@ def _warm_device() -> None:
 
 
 def _prepare_commands() -> None:
-    """Import all converters and read their options; let conversions measure with few samples."""
+    """Import all converters, and read their options; limit the measurement after conversions."""
     from shardio.measuring import stored
     from shardio_tools import cli
 
     cli.COMMANDS["convert"].add_arguments(argparse.ArgumentParser())
-    # The number of random samples that are read to measure the speed; 200 take 0.5 s of a CPU.
+    # The maximum number of random samples that are read to measure the speed; 200 take 0.5 s.
     stored._MAX_SAMPLES = 4  # type: ignore[misc]
 
 
@@ -230,9 +230,9 @@ def _exit_code(request: _Request) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process as Python does, but free only what the program itself holds.
+    """Exit as Python does, but free only the globals of the program.
 
-    To free all modules would copy the memory that the forks share, and take longer than a short
+    Freeing all modules would copy the memory that forks share, and take longer than a short
     program.
     """
     threading._shutdown()  # type: ignore[attr-defined]
@@ -247,14 +247,14 @@ def _end(code: int) -> NoReturn:
 
 
 def _main() -> None:
-    for name in AHEAD:
+    for name in PRELOAD:
         __import__(name)
     _warm_device()
     _prepare_commands()
     n_threads = len(os.listdir("/proc/self/task"))
     assert n_threads == 1, f"{n_threads} threads: a fork would lack some"
     gc.collect()
-    gc.freeze()  # collections in forks would copy what all share
+    gc.freeze()  # otherwise, collections in forks would copy shared memory
     with socket.socket(fileno=int(sys.argv[1])) as listening:
         request = _wait_for_request(listening)
     if request is not None:

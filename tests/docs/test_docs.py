@@ -252,7 +252,7 @@ ENDS = {
     "sys.exit(259)": (3, ""),
     "sys.exit()": (0, ""),
 }
-"""Programs, and with what they end: the exit code, and words on standard error."""
+"""Programs, each with its exit code and a part of what it writes on standard error."""
 
 
 @pytest.mark.parametrize("code", ENDS)

@@ -21,7 +21,7 @@ from shardio._workers.processes import limits
 from shardio.errors import ChecksumMismatch, InsufficientMemory
 from shardio.format.layout import Kind
 from tests.loading import (
-    HERE_OR_THERE,
+    AT_MOST_ONE_WORKER,
     TWO_FIELDS,
     WORKERS,
     bits,
@@ -259,7 +259,7 @@ def test_varying_arrays_begin_on_cache_lines(folders: dict[int, str], transform:
     assert any(len(value) % 64 for name in ("note", "blob") for value in batch[name])
 
 
-@HERE_OR_THERE
+@AT_MOST_ONE_WORKER
 @pytest.mark.parametrize("transform", [None, dict])
 def test_flipped_column_bits_are_located(tmp_path: Path, num_workers: int, transform: Any) -> None:
     folder = write_dataset(tmp_path / "set", 30, 3, TWO_FIELDS, two_fields(30))
@@ -274,7 +274,7 @@ def test_flipped_column_bits_are_located(tmp_path: Path, num_workers: int, trans
     assert all(str(part) in str(error) for part in (path, "'image'", "sample 7", offset))
 
 
-@HERE_OR_THERE
+@AT_MOST_ONE_WORKER
 @pytest.mark.parametrize("field", ["packed", "cloud", "blob", "raw", "note", "meta", "points"])
 def test_flipped_record_bits_are_located(tmp_path: Path, num_workers: int, field: str) -> None:
     folder = write_dataset(tmp_path / "set", 12, 1, Schema({field: EVERY_FIELD[field]}))

@@ -24,7 +24,14 @@ import shardio
 from shardio import Array, Json, Schema, ShardLoader, WorkerDied
 from shardio.errors import TransformError
 from shardio.order.permutation import SampleGenerators
-from tests.loading import HERE_OR_THERE, WORKERS, bits, check_against, make_loader, write_dataset
+from tests.loading import (
+    AT_MOST_ONE_WORKER,
+    WORKERS,
+    bits,
+    check_against,
+    make_loader,
+    write_dataset,
+)
 from tests.shards import EVERY_FIELD
 
 N = 40
@@ -62,7 +69,7 @@ class Adder:
         return self(sample)
 
 
-@HERE_OR_THERE
+@AT_MOST_ONE_WORKER
 @pytest.mark.parametrize(
     "transform",
     [
@@ -263,7 +270,7 @@ def test_a_failure_is_told_alike_with_and_without_workers(folder: str) -> None:
     assert len(told) == 1
 
 
-@HERE_OR_THERE
+@AT_MOST_ONE_WORKER
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -323,7 +330,7 @@ MISFITS: dict[str, tuple[Callable[[Sample], Any], str]] = {
 }
 
 
-@HERE_OR_THERE
+@AT_MOST_ONE_WORKER
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_a_later_result_unlike_the_first_fails(folder: str, num_workers: int, misfit: str) -> None:
     make, words = MISFITS[misfit]
@@ -337,7 +344,7 @@ def test_a_later_result_unlike_the_first_fails(folder: str, num_workers: int, mi
     assert re.search(words, str(error))
 
 
-@HERE_OR_THERE
+@AT_MOST_ONE_WORKER
 @pytest.mark.parametrize(
     "misfit",
     ["None", "several samples", "object", "complex", "array of str", "large int", "date", "set"],
