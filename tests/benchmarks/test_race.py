@@ -22,7 +22,15 @@ from benchmarks.peer_programs import Ended
 from benchmarks.race_faults import outcome
 from benchmarks.racers import run
 from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
-from benchmarks.racers.works import CLIP_FRAMES, WORKS, Batch, Work, picture, work_of, write_data
+from benchmarks.racers.workloads import (
+    CLIP_FRAMES,
+    WORKLOADS,
+    Batch,
+    Workload,
+    picture,
+    workload_of,
+    write_data,
+)
 
 pytestmark = pytest.mark.process
 
@@ -49,28 +57,30 @@ def test_every_requirement_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_every_peer_has_a_loader_an_environment_and_works(name: str) -> None:
+def test_every_peer_has_a_loader_an_environment_and_workloads(name: str) -> None:
     peer = PEERS[name]
     assert callable(loader_of(peer))
-    assert {*peer.works} <= {*WORKS} and peer.environment in ENVIRONMENTS
+    assert {*peer.workloads} <= {*WORKLOADS} and peer.environment in ENVIRONMENTS
 
 
-def test_every_work_has_a_baseline_or_another_loader_beside_shardio() -> None:
-    assert all("shardio" in peers_of(work) and len(peers_of(work)) > 1 for work in WORKS)
+def test_every_workload_has_a_baseline_or_another_loader_beside_shardio() -> None:
+    assert all(
+        "shardio" in peers_of(workload) and len(peers_of(workload)) > 1 for workload in WORKLOADS
+    )
 
 
-# --- works ---------------------------------------------------------------------------------------
+# --- workloads -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["frames", "tokens", "augment"])
-def work(request: pytest.FixtureRequest, tmp_path: Path) -> Work:
-    found = work_of(request.param, tmp_path, N_SAMPLES)
+def workload(request: pytest.FixtureRequest, tmp_path: Path) -> Workload:
+    found = workload_of(request.param, tmp_path, N_SAMPLES)
     write_data(found)
     return found
 
 
-def test_rows_carry_their_numbers(work: Work) -> None:
-    assert work.numbers(work.rows()).tolist() == list(range(N_SAMPLES))
+def test_rows_carry_their_numbers(workload: Workload) -> None:
+    assert workload.numbers(workload.rows()).tolist() == list(range(N_SAMPLES))
 
 
 def test_pictures_carry_their_numbers_through_jpeg() -> None:
@@ -78,34 +88,34 @@ def test_pictures_carry_their_numbers_through_jpeg() -> None:
     numbers = [0, 1, 1000, 2047]
     data = [simplejpeg.encode_jpeg(picture(i), 90, colorsubsampling="420") for i in numbers]
     decoded = np.stack([simplejpeg.decode_jpeg(each) for each in data])
-    assert WORKS["jpeg"].numbers(decoded).tolist() == numbers
+    assert WORKLOADS["jpeg"].numbers(decoded).tolist() == numbers
 
 
 def test_clips_carry_their_numbers_and_are_checked_for_missing_frames(tmp_path: Path) -> None:
-    work = work_of("clips", tmp_path, 3)
-    write_data(work)
+    workload = workload_of("clips", tmp_path, 3)
+    write_data(workload)
     clips = []
-    for path in work.files():
+    for path in workload.files():
         with av.open(str(path)) as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         clips.append(frames[5 : 5 + CLIP_FRAMES])
     batch = np.array(clips)
-    assert batch.shape == (3, *work.shape) and work.numbers(batch).tolist() == [0, 1, 2]
+    assert batch.shape == (3, *workload.shape) and workload.numbers(batch).tolist() == [0, 1, 2]
     batch[1, 7] = batch[1, 6]
     batch[2, 9] = batch[0, 9]
-    assert work.numbers(batch).tolist() == [0, 3, 3]
+    assert workload.numbers(batch).tolist() == [0, 3, 3]
 
 
-def test_files_of_a_peer_are_written_once_and_not_kept_if_that_fails(work: Work) -> None:
+def test_files_of_a_peer_are_written_once_and_not_kept_if_that_fails(workload: Workload) -> None:
     def fail(path: Path) -> None:
         path.write_bytes(b"half")
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="the disk is full"):
-        work.made("x", fail)
-    assert [path.name for path in work.folder.iterdir()] == ["rows.npy"]
-    place = work.made("x", lambda path: path.write_bytes(b"whole"))
-    assert work.made("x", fail) == place and place.read_bytes() == b"whole"
+        workload.made("x", fail)
+    assert [path.name for path in workload.folder.iterdir()] == ["rows.npy"]
+    place = workload.made("x", lambda path: path.write_bytes(b"whole"))
+    assert workload.made("x", fail) == place and place.read_bytes() == b"whole"
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -114,13 +124,13 @@ def test_files_of_a_peer_are_written_once_and_not_kept_if_that_fails(work: Work)
 class Faulty:
     """Epochs of rows, in which a batch is changed."""
 
-    def __init__(self, work: Work, change: Any) -> None:
-        self.work, self.change = work, change
+    def __init__(self, workload: Workload, change: Any) -> None:
+        self.workload, self.change = workload, change
 
     def __call__(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch; that of epoch 1 has the fault."""
-        for step, samples in enumerate(self.work.batches(epoch)):
-            batch = self.work.rows()[samples]
+        for step, samples in enumerate(self.workload.batches(epoch)):
+            batch = self.workload.rows()[samples]
             yield self.change(batch) if (epoch, step) == (1, 2) else batch
 
 
@@ -134,10 +144,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("said", CHANGES)
 def test_an_epoch_that_is_not_exact_has_no_figures(tmp_path: Path, said: str) -> None:
-    work = work_of("frames", tmp_path, N_SAMPLES)
-    write_data(work)
+    workload = workload_of("frames", tmp_path, N_SAMPLES)
+    write_data(workload)
     with pytest.raises(run.WrongSamples, match=re.escape(said)):
-        run.figures(Faulty(work, CHANGES[said]), work, 0.0)
+        run.figures(Faulty(workload, CHANGES[said]), workload, 0.0)
 
 
 # --- environments --------------------------------------------------------------------------------
@@ -189,18 +199,18 @@ def test_an_environment_that_cannot_be_made_says_why(
 # --- runs ----------------------------------------------------------------------------------------
 
 
-def raced(work: str, peers: str, folder: Path, n_samples: int = N_SAMPLES) -> dict[str, Any]:
+def raced(workload: str, peers: str, folder: Path, n_samples: int = N_SAMPLES) -> dict[str, Any]:
     file = folder / "found.json"
     options = ["--set", f"samples={n_samples}", "--set", f"peers={peers}", "--rounds", "1"]
-    code = main([f"race.{work}", *options, "--json", str(file), "--folder", str(folder)])
+    code = main([f"race.{workload}", *options, "--json", str(file), "--folder", str(folder)])
     assert code == 0
-    found: dict[str, Any] = json.loads(file.read_text("utf-8"))["cases"][f"race.{work}"]
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))["cases"][f"race.{workload}"]
     return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("work", "peers"),
+    ("workload", "peers"),
     [
         ("frames", "limit,memmap,shardio"),
         ("tokens400", "shardio"),
@@ -209,9 +219,9 @@ def raced(work: str, peers: str, folder: Path, n_samples: int = N_SAMPLES) -> di
         ("clips", "shardio"),
     ],
 )
-def test_peers_race(work: str, peers: str, tmp_path: Path) -> None:
+def test_peers_race(workload: str, peers: str, tmp_path: Path) -> None:
     here = peers.split(",")
-    found = raced(work, peers, tmp_path, {"clips": 16, "jpeg": 64}.get(work, N_SAMPLES))
+    found = raced(workload, peers, tmp_path, {"clips": 16, "jpeg": 64}.get(workload, N_SAMPLES))
     assert found["notes"] == []
     assert {each["lane"] for each in found["figures"]} == {*here}
     assert {each["unit"] for each in found["figures"]} == UNITS

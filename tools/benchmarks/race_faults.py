@@ -16,7 +16,7 @@ FAULTS: Final = {
     "truncate": "a file is truncated",
 }
 PEERS_WITH_FAULTS: Final = [
-    name for name, peer in PEERS.items() if "frames" in peer.works and not peer.is_baseline
+    name for name, peer in PEERS.items() if "frames" in peer.workloads and not peer.is_baseline
 ]
 TIMEOUT_S: Final = 60
 _MARK: Final = "fault-data"

@@ -14,7 +14,7 @@ from benchmarks.child import ROOT
 from benchmarks.page_parts import filled, markdown
 from benchmarks.race_faults import FAULTS
 from benchmarks.racers.peers import PEERS, peers_of
-from benchmarks.racers.works import WORKS
+from benchmarks.racers.workloads import WORKLOADS
 from benchmarks.svg_plots import Axis, Dot, dots
 
 README: Final = ROOT / "README.md"
@@ -55,7 +55,7 @@ Figure = Mapping[str, Any]
 
 
 class Case:
-    """The figures of one work, by peer and unit."""
+    """The figures of one workload, by peer and unit."""
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.notes: list[str] = found["notes"]
@@ -92,7 +92,7 @@ def render(found: Mapping[str, Any]) -> dict[Path, str]:
         for name, each in found["cases"].items()
         if each["group"] == "race" and each["figures"]
     }
-    cases = {name: cases[name] for name in WORKS if name in cases}
+    cases = {name: cases[name] for name in WORKLOADS if name in cases}
     tables = {
         "machine": _machine(found, cases),
         "behind": _behind(cases),
@@ -101,7 +101,7 @@ def render(found: Mapping[str, Any]) -> dict[Path, str]:
         "missing": _missing(cases),
         "peers": _peers(cases),
     }
-    page = filled(PAGE, {name: markdown(rows) for name, rows in tables.items()} | _works(cases))
+    page = filled(PAGE, {name: markdown(rows) for name, rows in tables.items()} | _workloads(cases))
     texts = {PAGE: page, README: filled(README, {"speed": markdown(_speed(cases))})}
     return texts | {PLOTS / f"{name}.svg": _plot(name, case) for name, case in cases.items()}
 
@@ -162,15 +162,15 @@ def _machine(found: Mapping[str, Any], cases: Mapping[str, Case]) -> list[list[s
     ]
 
 
-def _works(cases: Mapping[str, Case]) -> dict[str, str]:
-    """Return the part with a section for each work: heading, command, plot and table."""
+def _workloads(cases: Mapping[str, Case]) -> dict[str, str]:
+    """Return the part with a section for each workload: heading, command, plot and table."""
     sections = [
         f"### {TITLES[name]}\n\n`tools/bench race.{name}`\n\n"
         f"![{TITLES[name]}]({PLOTS.name}/{name}.svg)\n\n"
         f"{markdown(_figures(case, RATES, with_ratio=True))}"
         for name, case in cases.items()
     ]
-    return {"works": "\n" + "\n".join(sections) + "\n"}
+    return {"workloads": "\n" + "\n".join(sections) + "\n"}
 
 
 def _figures(case: Case, units: tuple[str, ...], *, with_ratio: bool = False) -> list[list[str]]:
@@ -198,7 +198,7 @@ def _behind(cases: Mapping[str, Case]) -> list[list[str]]:
                 if (gain := case.gain(peer, unit)) > 1:
                     shown = [heading, _name(peer), _ranged(case.figure(peer, unit)), _ranged(ours)]
                     rows.append([f"`{name}`", *shown, _ratio(gain)])
-    return [["work", "figure", "loader", "its figure", "shardio's", "better by"], *rows]
+    return [["workload", "figure", "loader", "its figure", "shardio's", "better by"], *rows]
 
 
 def _faults(outcomes: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
@@ -208,9 +208,9 @@ def _faults(outcomes: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
 
 
 def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
-    """Return the works and loaders without figures, with the reasons."""
+    """Return the workloads and loaders without figures, with the reasons."""
     rows = []
-    for name in WORKS:
+    for name in WORKLOADS:
         if name not in cases:
             rows.append([f"`{name}`", "all", "not in this run"])
             continue
@@ -224,7 +224,7 @@ def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
             for peer, reason in notes.items()
             if peer not in measured or reason != "not in this run"
         ]
-    return [["work", "loader", "reason"], *(rows or [["", "", "nothing is missing"]])]
+    return [["workload", "loader", "reason"], *(rows or [["", "", "nothing is missing"]])]
 
 
 def _peers(cases: Mapping[str, Case]) -> list[list[str]]:
@@ -236,8 +236,8 @@ def _peers(cases: Mapping[str, Case]) -> list[list[str]]:
         shown = ", ".join(
             f"{package} {version}" for package, version in versions.get(name, {}).items()
         )
-        rows.append([_name(name), shown, ", ".join(peer.works), peer.settings])
-    return [["loader", "version", "works", "settings"], *rows]
+        rows.append([_name(name), shown, ", ".join(peer.workloads), peer.settings])
+    return [["loader", "version", "workloads", "settings"], *rows]
 
 
 def _speed(cases: Mapping[str, Case]) -> list[list[str]]:

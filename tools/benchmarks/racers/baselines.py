@@ -13,42 +13,42 @@ from typing import Any
 import numpy as np
 
 from benchmarks.racers.samples import fill, source
-from benchmarks.racers.works import CLIP_FRAMES, Batch, Epochs, Work, augmented
+from benchmarks.racers.workloads import CLIP_FRAMES, Batch, Epochs, Workload, augmented
 
 _MESSAGE = struct.Struct("<III")
 """Epoch, batch, block."""
 
 
-def memmap(work: Work, workers: int) -> Epochs:
+def memmap(workload: Workload, workers: int) -> Epochs:
     """Gather each batch into one buffer, in this process."""
-    out = np.empty((work.batch_size, *work.shape), work.dtype)
+    out = np.empty((workload.batch_size, *workload.shape), workload.dtype)
 
     def epoch(number: int) -> Iterator[Batch]:
-        rows = source(work)
-        for samples in work.batches(number):
-            fill(work, rows, samples, out)
+        rows = source(workload)
+        for samples in workload.batches(number):
+            fill(workload, rows, samples, out)
             yield out[: len(samples)]
 
     return epoch
 
 
-def limit(work: Work, workers: int) -> Epochs:
+def limit(workload: Workload, workers: int) -> Epochs:
     """Gather batches into shared blocks, in forked workers that receive 12 bytes per batch."""
     n_blocks = 2 * workers
-    n_bytes = n_blocks * work.batch_size * int(np.prod(work.shape)) * np.dtype(work.dtype).itemsize
+    shape = n_blocks, workload.batch_size, *workload.shape
+    n_bytes = int(np.prod(shape)) * np.dtype(workload.dtype).itemsize
     descriptor = os.memfd_create("race")
     os.ftruncate(descriptor, n_bytes)
-    memory = np.frombuffer(mmap.mmap(descriptor, n_bytes), work.dtype)
-    blocks = memory.reshape(n_blocks, work.batch_size, *work.shape)
+    blocks = np.frombuffer(mmap.mmap(descriptor, n_bytes), workload.dtype).reshape(shape)
     blocks[:] = 0
     requests, answers = [os.pipe() for _ in range(workers)], os.pipe()
     for reading, _ in requests:
         if os.fork() == 0:
-            _work(work, reading, answers[1], blocks)
+            _serve(workload, reading, answers[1], blocks)
 
     def epoch(number: int) -> Iterator[Batch]:
         free, sent, filled = list(range(n_blocks)), 0, dict[int, int]()
-        n_batches = work.n_samples // work.batch_size
+        n_batches = workload.n_samples // workload.batch_size
         for step in range(n_batches):
             while free and sent < n_batches:
                 message = _MESSAGE.pack(number, sent, free.pop())
@@ -64,15 +64,15 @@ def limit(work: Work, workers: int) -> Epochs:
     return epoch
 
 
-def _work(work: Work, reading: int, writing: int, blocks: Batch) -> None:
+def _serve(workload: Workload, reading: int, writing: int, blocks: Batch) -> None:
     """Fill the block that a message names, and send the message back, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    rows, current, batches = source(work), -1, list[Any]()
+    rows, current, batches = source(workload), -1, list[Any]()
     while len(message := os.read(reading, _MESSAGE.size)) == _MESSAGE.size:
         epoch, step, block = _MESSAGE.unpack(message)
         if epoch != current:
-            current, batches = epoch, list(work.batches(epoch))
-        fill(work, rows, batches[step], blocks[block])
+            current, batches = epoch, list(workload.batches(epoch))
+        fill(workload, rows, batches[step], blocks[block])
         os.write(writing, message)
     os._exit(0)
 
@@ -82,20 +82,20 @@ def augment_sample(sample: dict[str, Any], rng: np.random.Generator) -> dict[str
     return {"x": augmented(sample["x"], rng)}
 
 
-def shardio(work: Work, workers: int) -> Epochs:
+def shardio(workload: Workload, workers: int) -> Epochs:
     """Load with shardio's public interface; options that are not needed keep their defaults."""
     import shardio as s
 
-    n_shards = 400 if work.name == "tokens400" else 0
+    n_shards = 400 if workload.name == "tokens400" else 0
     name = f"shardio-{s.__version__}-{n_shards}"
     options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "output": "numpy"}
-    if work.name == "augment":
+    if workload.name == "augment":
         options["transform"] = augment_sample
-    folder = work.made(name, lambda folder: _write_shards(work, folder, n_shards))
+    folder = workload.made(name, lambda folder: _write_shards(workload, folder, n_shards))
     data: Any = folder
-    if work.data == "clips":
+    if workload.data == "clips":
         data = s.open(folder).clips(CLIP_FRAMES, where="random")
-    loader = s.ShardLoader(data, work.batch_size, **options)
+    loader = s.ShardLoader(data, workload.batch_size, **options)
 
     def epoch(number: int) -> Iterator[Batch]:
         for batch in loader:
@@ -104,14 +104,18 @@ def shardio(work: Work, workers: int) -> Epochs:
     return epoch
 
 
-def _write_shards(work: Work, folder: Path, n_shards: int) -> None:
+def _write_shards(workload: Workload, folder: Path, n_shards: int) -> None:
     """Write about `n_shards` shards; if it is 0, shards of 256 MiB."""
     import shardio as s
 
-    n_bytes = work.n_samples * work.row_bytes // n_shards if n_shards else 256 << 20
+    n_bytes = workload.n_samples * workload.row_bytes // n_shards if n_shards else 256 << 20
     fields: dict[str, Any] = {"jpeg": s.Image(), "clips": s.Video()}
-    field = fields.get(work.data, s.Array(work.dtype, work.stored))
-    rows = (path.read_bytes() for path in work.files()) if work.data in fields else work.rows()
+    field = fields.get(workload.data, s.Array(workload.dtype, workload.stored))
+    rows = (
+        (path.read_bytes() for path in workload.files())
+        if workload.data in fields
+        else workload.rows()
+    )
     with s.DatasetWriter(folder, s.Schema({"x": field}), shard_bytes=n_bytes) as writer:
         for row in rows:
             writer.append({"x": row})

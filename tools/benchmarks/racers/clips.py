@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.racers.works import CLIP_FRAMES, VIDEO_FRAMES, Batch, Epochs, Work
+from benchmarks.racers.workloads import CLIP_FRAMES, VIDEO_FRAMES, Batch, Epochs, Workload
 
 
 class Clips:
@@ -17,8 +17,8 @@ class Clips:
     Each worker keeps the decoders of all videos open.
     """
 
-    def __init__(self, work: Work) -> None:
-        self.paths = work.files()
+    def __init__(self, workload: Workload) -> None:
+        self.paths = workload.files()
         self.decoders: dict[int, Any] = {}
 
     def __len__(self) -> int:
@@ -81,19 +81,19 @@ class PyavClips(Clips):
         return np.stack(frames)
 
 
-def _loaded(clips: Clips, work: Work, workers: int) -> Epochs:
+def _loaded(clips: Clips, workload: Workload, workers: int) -> Epochs:
     from torch.utils.data import DataLoader
 
     options: dict[str, Any] = {"shuffle": True, "persistent_workers": True, "prefetch_factor": 4}
-    loader = DataLoader(clips, work.batch_size, num_workers=workers, **options)
+    loader = DataLoader(clips, workload.batch_size, num_workers=workers, **options)
     return lambda epoch: (batch.numpy() for batch in loader)
 
 
-def torchcodec(work: Work, workers: int) -> Epochs:
+def torchcodec(workload: Workload, workers: int) -> Epochs:
     """Load clips with torchcodec."""
-    return _loaded(TorchcodecClips(work), work, workers)
+    return _loaded(TorchcodecClips(workload), workload, workers)
 
 
-def pyav(work: Work, workers: int) -> Epochs:
+def pyav(workload: Workload, workers: int) -> Epochs:
     """Load clips with PyAV."""
-    return _loaded(PyavClips(work), work, workers)
+    return _loaded(PyavClips(workload), workload, workers)

@@ -11,13 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.racers.samples import arrow_values
-from benchmarks.racers.works import Batch, Epochs, Work
+from benchmarks.racers.workloads import Batch, Epochs, Workload
 
 N_AHEAD: Final = 4
 """The number of batches in flight."""
 
 
-def _ahead(work: Work, start: Callable[[Any], Callable[[], Batch]]) -> Epochs:
+def _ahead(workload: Workload, start: Callable[[Any], Callable[[], Batch]]) -> Epochs:
     """Return epochs that keep N_AHEAD batches in flight.
 
     `start` starts to read the given samples, and returns a function that waits for the batch.
@@ -25,7 +25,7 @@ def _ahead(work: Work, start: Callable[[Any], Callable[[], Batch]]) -> Epochs:
 
     def epoch(number: int) -> Iterator[Batch]:
         in_flight = deque[Callable[[], Batch]]()
-        for samples in work.batches(number):
+        for samples in workload.batches(number):
             in_flight.append(start(samples))
             if len(in_flight) == N_AHEAD:
                 yield in_flight.popleft()()
@@ -35,22 +35,22 @@ def _ahead(work: Work, start: Callable[[Any], Callable[[], Batch]]) -> Epochs:
     return epoch
 
 
-def _in_threads(work: Work, take: Callable[[Any], Batch]) -> Epochs:
+def _in_threads(workload: Workload, take: Callable[[Any], Batch]) -> Epochs:
     """Return epochs that call `take` in two threads, which wait for those of the library."""
     pool = ThreadPoolExecutor(2)
-    return _ahead(work, lambda samples: pool.submit(take, samples).result)
+    return _ahead(workload, lambda samples: pool.submit(take, samples).result)
 
 
-def lance(work: Work, workers: int) -> Epochs:
+def lance(workload: Workload, workers: int) -> Epochs:
     """Take rows from a column of fixed-size binary values."""
     import lance as library
     import pyarrow
 
-    kind = pyarrow.binary(work.row_bytes)
+    kind = pyarrow.binary(workload.row_bytes)
     schema = pyarrow.schema([pyarrow.field("x", kind)])
 
     def batches() -> Iterator[Any]:
-        for rows in work.chunks():
+        for rows in workload.chunks():
             buffers = [None, pyarrow.py_buffer(rows)]
             column = pyarrow.FixedSizeBinaryArray.from_buffers(kind, len(rows), buffers)
             yield pyarrow.record_batch([column], schema=schema)
@@ -59,69 +59,71 @@ def lance(work: Work, workers: int) -> Epochs:
         version = {"data_storage_version": "2.1"}
         library.write_dataset(batches(), str(folder), schema=schema, **version)
 
-    dataset = library.dataset(str(work.made("rows.lance", write)))
-    return _in_threads(work, lambda rows: arrow_values(dataset.take(rows.tolist())["x"], work))
+    dataset = library.dataset(str(workload.made("rows.lance", write)))
+    return _in_threads(
+        workload, lambda rows: arrow_values(dataset.take(rows.tolist())["x"], workload)
+    )
 
 
-def vortex(work: Work, workers: int) -> Epochs:
+def vortex(workload: Workload, workers: int) -> Epochs:
     """Scan the rows of a batch, sorted, from a memory-mapped file."""
     import pyarrow
     import vortex as library
 
-    kind = pyarrow.list_(pyarrow.from_numpy_dtype(np.dtype(work.dtype)), work.row_values)
+    kind = pyarrow.list_(pyarrow.from_numpy_dtype(np.dtype(workload.dtype)), workload.row_values)
     schema = pyarrow.schema([pyarrow.field("x", kind, nullable=False)])
 
     def batches() -> Iterator[Any]:
-        for rows in work.chunks():
+        for rows in workload.chunks():
             values = pyarrow.array(rows.reshape(-1))
-            column = pyarrow.FixedSizeListArray.from_arrays(values, work.row_values)
+            column = pyarrow.FixedSizeListArray.from_arrays(values, workload.row_values)
             yield pyarrow.record_batch([column], schema=schema)
 
     def write(path: Path) -> None:
         reader = pyarrow.RecordBatchReader.from_batches(schema, batches())
         library.io.write(reader, str(path))
 
-    file = library.open(str(work.made("rows.vortex", write)), memory_map=True)
+    file = library.open(str(workload.made("rows.vortex", write)), memory_map=True)
 
     def take(samples: Any) -> Batch:
         indices = library.array(pyarrow.array(np.sort(samples).astype(np.uint64)))
         found = file.scan(indices=indices).read_all().to_arrow_array()
         if isinstance(found, pyarrow.ChunkedArray):
             found = found.combine_chunks()
-        return arrow_values(found.field("x"), work)
+        return arrow_values(found.field("x"), workload)
 
-    return _in_threads(work, take)
+    return _in_threads(workload, take)
 
 
-def tensorstore(work: Work, workers: int) -> Epochs:
+def tensorstore(workload: Workload, workers: int) -> Epochs:
     """Read the rows of a batch, sorted, from a Zarr array with sharding and small chunks."""
     import tensorstore as library
 
-    n_inner, n_outer = (16, 8192) if work.data == "tokens" else (1, 64)
+    n_inner, n_outer = (16, 8192) if workload.data == "tokens" else (1, 64)
 
     def write(folder: Path) -> None:
         inner = _named("bytes", {"endian": "little"})
-        shape = {"chunk_shape": [n_inner, *work.stored], "codecs": [inner]}
+        shape = {"chunk_shape": [n_inner, *workload.stored], "codecs": [inner]}
         metadata = {
-            "shape": [work.n_samples, *work.stored],
-            "data_type": work.dtype,
-            "chunk_grid": _named("regular", {"chunk_shape": [n_outer, *work.stored]}),
+            "shape": [workload.n_samples, *workload.stored],
+            "data_type": workload.dtype,
+            "chunk_grid": _named("regular", {"chunk_shape": [n_outer, *workload.stored]}),
             "codecs": [_named("sharding_indexed", shape)],
         }
         array = library.open(_store(folder) | {"metadata": metadata, "create": True}).result()
-        rows = work.rows()
+        rows = workload.rows()
         for i in range(0, len(rows), n_outer):
             part = np.array(rows[i : i + n_outer])
             array[i : i + len(part)].write(part).result()
 
-    folder = work.made("zarr", write)
+    folder = workload.made("zarr", write)
     context = {
         "cache_pool": {"total_bytes_limit": 64 << 20},
         "data_copy_concurrency": {"limit": workers},
     }
     options = {"context": context, "recheck_cached_data": "open"}
     array = library.open(_store(folder) | options, read=True, open=True).result()
-    return _ahead(work, lambda samples: array[np.sort(samples)].read().result)
+    return _ahead(workload, lambda samples: array[np.sort(samples)].read().result)
 
 
 def _named(name: str, configuration: Any) -> dict[str, Any]:

@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks import child
 from benchmarks.racers.peers import PEERS, loader_of
-from benchmarks.racers.works import Batch, Epochs, Work
+from benchmarks.racers.workloads import Batch, Epochs, Workload
 
-WORK: Final = Work("faults", "faults", (64, 64, 3), (64, 64, 3), "uint8", 400, 8)
+WORKLOAD: Final = Workload("faults", "faults", (64, 64, 3), (64, 64, 3), "uint8", 400, 8)
 FLIPPED: Final = 250
 KILLED_AFTER: Final = 2
 STEP_S: Final = 0.01
@@ -38,23 +38,25 @@ class NotPossible(Exception):
 
 def samples() -> Batch:
     """Return all samples: noise that carries their numbers."""
-    rows = np.random.default_rng(0).integers(0, 256, (WORK.n_samples, *WORK.stored), np.uint8)
+    rows = np.random.default_rng(0).integers(
+        0, 256, (WORKLOAD.n_samples, *WORKLOAD.stored), np.uint8
+    )
     numbers = np.arange(len(rows))
     rows[:, 0, 0, 0], rows[:, 0, 0, 1] = numbers & 255, numbers >> 8
     return rows
 
 
-def write_rows(work: Work) -> None:
+def write_rows(workload: Workload) -> None:
     """Write the samples where the peers' loaders expect them."""
-    work.folder.mkdir(parents=True)
-    np.save(work.folder / "rows.npy", samples())
+    workload.folder.mkdir(parents=True)
+    np.save(workload.folder / "rows.npy", samples())
 
 
-def damaged_file(work: Work) -> Path:
+def damaged_file(workload: Workload) -> Path:
     """Return the file from which the peer reads the sample: one of its own, or that of the rows."""
     wanted = samples()[FLIPPED].tobytes()
-    rows = work.folder / "rows.npy"
-    own = [path for path in sorted(work.folder.rglob("*")) if path.is_file() and path != rows]
+    rows = workload.folder / "rows.npy"
+    own = [path for path in sorted(workload.folder.rglob("*")) if path.is_file() and path != rows]
     for path in own or [rows]:
         if wanted in path.read_bytes():
             return path
@@ -82,42 +84,46 @@ def delivered(epochs: Epochs, *, kills: bool) -> dict[str, int]:
     expected, counts, n_damaged = samples(), Counter[int](), 0
     for step, batch in enumerate(epochs(0)):
         rows = np.asarray(batch)
-        for number, row in zip(WORK.numbers(rows).tolist(), rows, strict=True):
+        for number, row in zip(WORKLOAD.numbers(rows).tolist(), rows, strict=True):
             counts[number] += 1
             n_damaged += number >= len(expected) or not np.array_equal(row, expected[number])
         time.sleep(STEP_S)
         if kills and step == KILLED_AFTER:
             kill_worker()
     n_repeated = sum(counts.values()) - len(counts)
-    return {"missing": WORK.n_samples - len(counts), "damaged": n_damaged, "repeated": n_repeated}
+    return {
+        "missing": WORKLOAD.n_samples - len(counts),
+        "damaged": n_damaged,
+        "repeated": n_repeated,
+    }
 
 
 def main(arguments: list[str]) -> None:
     """Write the peer's files, or run the peer with a fault."""
     name, folder, *faults = arguments
-    work = Work(**(WORK.__dict__ | {"parent": Path(folder)}))
+    workload = Workload(**(WORKLOAD.__dict__ | {"parent": Path(folder)}))
     if not faults:
-        write_rows(work)
-        loader_of(PEERS[name])(work, 2)
+        write_rows(workload)
+        loader_of(PEERS[name])(workload, 2)
         found: dict[str, object] = {}
     else:
         try:
-            found = dict(_with_fault(name, work, faults[0]))
+            found = dict(_with_fault(name, workload, faults[0]))
         except NotPossible as error:
             found = {"not possible": str(error)}
     print(json.dumps(found), flush=True)
     os._exit(0)
 
 
-def _with_fault(name: str, work: Work, fault: str) -> dict[str, int]:
+def _with_fault(name: str, workload: Workload, fault: str) -> dict[str, int]:
     if fault != "kill":
-        path = damaged_file(work)
+        path = damaged_file(workload)
         print(f"damaged: {path.name}", file=sys.stderr, flush=True)
         if fault == "flip":
             flip(path)
         else:
             os.truncate(path, path.stat().st_size * 3 // 4)
-    return delivered(loader_of(PEERS[name])(work, 2), kills=fault == "kill")
+    return delivered(loader_of(PEERS[name])(workload, 2), kills=fault == "kill")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The peers of the race: their environments with pinned requirements, works and settings."""
+"""The peers of the race: their environments with pinned requirements, workloads and settings."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Final
 
-from benchmarks.racers.works import WORKS, Epochs, Work
+from benchmarks.racers.workloads import WORKLOADS, Epochs, Workload
 
-Loader = Callable[[Work, int], Epochs]
+Loader = Callable[[Workload, int], Epochs]
 
 ENVIRONMENTS: Final[dict[str, tuple[str, ...]]] = {
     "shardio": (),
@@ -54,7 +54,7 @@ ENVIRONMENTS: Final[dict[str, tuple[str, ...]]] = {
 FRAMES: Final = ("frames",)
 ROWS: Final = ("frames", "tokens")
 ANY: Final = ("frames", "tokens", "jpeg")
-ALL: Final = tuple(WORKS)
+ALL: Final = tuple(WORKLOADS)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Peer:
     """A loader in the race. `packages` are the packages whose versions a report names."""
 
     title: str
-    works: tuple[str, ...]
+    workloads: tuple[str, ...]
     place: str
     """The function that opens the loader: `module.function`, relative to this package."""
     environment: str
@@ -233,9 +233,9 @@ PEERS: Final[dict[str, Peer]] = {
 }
 
 
-def peers_of(work: str) -> list[str]:
-    """Return the names of the peers that do a work."""
-    return [name for name, peer in PEERS.items() if work in peer.works]
+def peers_of(workload: str) -> list[str]:
+    """Return the names of the peers that run a workload."""
+    return [name for name, peer in PEERS.items() if workload in peer.workloads]
 
 
 def loader_of(peer: Peer) -> Loader:

@@ -1,7 +1,7 @@
-"""Run one peer on one work, and print its figures as a line of JSON.
+"""Run one peer on one workload, and print its figures as a line of JSON.
 
-    python -m benchmarks.racers.run PEER WORK FOLDER [SAMPLES [WORKERS [STARTED_S]]]
-    python -m benchmarks.racers.run --prepare PEER WORK FOLDER [SAMPLES]
+    python -m benchmarks.racers.run PEER WORKLOAD FOLDER [SAMPLES [WORKERS [STARTED_S]]]
+    python -m benchmarks.racers.run --prepare PEER WORKLOAD FOLDER [SAMPLES]
 
 The first epoch, in which pages are mapped and shardio verifies every hash, has a rate of its own.
 The rate of the best of the other epochs favours peers that prepare batches between epochs; the rate
@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks import child
 from benchmarks.racers.peers import PEERS, installed_versions, loader_of
-from benchmarks.racers.works import Batch, Epochs, Work, work_of
+from benchmarks.racers.workloads import Batch, Epochs, Workload, workload_of
 
 N_EPOCHS: Final = 3
 STREAM_EPOCHS: Final = 20
@@ -39,19 +39,19 @@ class WrongSamples(Exception):
     """Raised if an epoch does not deliver every sample exactly once, in its shape and dtype."""
 
 
-def figures(epochs: Epochs, work: Work, started_s: float) -> Mapping[str, float]:
+def figures(epochs: Epochs, workload: Workload, started_s: float) -> Mapping[str, float]:
     """Run all epochs; return figures by unit. `started_s` is the time of the process's start."""
-    out = np.empty((work.batch_size, *work.shape), work.dtype)
+    out = np.empty((workload.batch_size, *workload.shape), workload.dtype)
     rates, first_s, from_start_s = list[float](), list[float](), list[float]()
     for epoch in range(N_EPOCHS):
         begun_s, numbers = time.monotonic(), list[Batch]()
         for batch in epochs(epoch):
             if not numbers:
                 first_s.append(time.monotonic())
-            numbers.append(work.numbers(_copied(batch, out)))
+            numbers.append(workload.numbers(_copied(batch, out)))
         ended_s = time.monotonic()
-        _check(np.concatenate(numbers) if numbers else np.empty(0, np.int64), work)
-        rates.append(work.n_samples / (ended_s - begun_s))
+        _check(np.concatenate(numbers) if numbers else np.empty(0, np.int64), workload)
+        rates.append(workload.n_samples / (ended_s - begun_s))
         from_start_s.append(ended_s - started_s)
         first_s[epoch] -= started_s if epoch == 0 else begun_s
     return {
@@ -89,9 +89,9 @@ def _copied(batch: Any, out: Batch) -> Batch:
     return filled
 
 
-def _check(numbers: Batch, work: Work) -> None:
-    counts = np.bincount(numbers, minlength=work.n_samples)
-    if len(counts) > work.n_samples or (counts != 1).any():
+def _check(numbers: Batch, workload: Workload) -> None:
+    counts = np.bincount(numbers, minlength=workload.n_samples)
+    if len(counts) > workload.n_samples or (counts != 1).any():
         n_missing, n_again = int((counts == 0).sum()), int((counts > 1).sum())
         raise WrongSamples(f"an epoch without {n_missing} samples, and with {n_again} repeated")
 
@@ -128,15 +128,15 @@ def _memory_bytes() -> int:
 def main(arguments: list[str]) -> None:
     """Run the peer, or write its files."""
     is_prepared_only = arguments[0] == "--prepare"
-    name, work_name, folder, *numbers = arguments[is_prepared_only:]
+    name, workload_name, folder, *numbers = arguments[is_prepared_only:]
     defaults = ["0", "2", str(time.monotonic())]
     n_samples, workers, started_s = numbers + defaults[len(numbers) :]
-    peer, work = PEERS[name], work_of(work_name, Path(folder), int(n_samples))
-    epochs = loader_of(peer)(work, int(workers))
+    peer, workload = PEERS[name], workload_of(workload_name, Path(folder), int(n_samples))
+    epochs = loader_of(peer)(workload, int(workers))
     if is_prepared_only:
         print(json.dumps({"versions": installed_versions(peer)}), flush=True)
     else:
-        print(json.dumps({"figures": figures(epochs, work, float(started_s))}), flush=True)
+        print(json.dumps({"figures": figures(epochs, workload, float(started_s))}), flush=True)
     os._exit(0)  # do not wait for the peer's threads and processes
 
 

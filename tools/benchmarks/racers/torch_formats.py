@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.racers.samples import arrow_values
 from benchmarks.racers.torch_loaders import BatchedDataset, by_batches
-from benchmarks.racers.works import Batch, Epochs, Work
+from benchmarks.racers.workloads import Batch, Epochs, Workload
 
 TOKEN_ROWS: Final = 4096
 """The number of rows of tokens in each input of LitData's writer."""
@@ -18,8 +18,8 @@ TOKEN_ROWS: Final = 4096
 class Rows(BatchedDataset):
     """Rows of an HDF5 dataset, each read into its place in the batch."""
 
-    def __init__(self, work: Work, path: Path) -> None:
-        super().__init__(work)
+    def __init__(self, workload: Workload, path: Path) -> None:
+        super().__init__(workload)
         self.path = path
 
     def open(self) -> Any:
@@ -30,28 +30,28 @@ class Rows(BatchedDataset):
 
     def gather(self, samples: Any) -> Batch:
         """Return a batch of rows."""
-        out = np.empty((len(samples), *self.work.stored), self.work.dtype)
+        out = np.empty((len(samples), *self.workload.stored), self.workload.dtype)
         for j, i in enumerate(samples):
             self.source.read_direct(out, np.s_[int(i)], np.s_[j])
         return out
 
 
-def hdf5(work: Work, workers: int) -> Epochs:
+def hdf5(workload: Workload, workers: int) -> Epochs:
     """Load rows of a contiguous HDF5 dataset."""
     import h5py
 
     def write(path: Path) -> None:
         with h5py.File(path, "w") as file:
-            file.create_dataset("x", data=work.rows())
+            file.create_dataset("x", data=workload.rows())
 
-    return by_batches(Rows(work, work.made("rows.h5", write)), workers)
+    return by_batches(Rows(workload, workload.made("rows.h5", write)), workers)
 
 
 class Table(BatchedDataset):
     """A dataset of Hugging Face, whose batches are Arrow tables."""
 
-    def __init__(self, work: Work, folder: Path) -> None:
-        super().__init__(work)
+    def __init__(self, workload: Workload, folder: Path) -> None:
+        super().__init__(workload)
         self.folder = folder
 
     def open(self) -> Any:
@@ -62,60 +62,62 @@ class Table(BatchedDataset):
 
     def gather(self, samples: Any) -> Batch:
         """Return a batch as an array."""
-        return arrow_values(self.source[samples.tolist()]["x"], self.work)
+        return arrow_values(self.source[samples.tolist()]["x"], self.workload)
 
 
-def hf(work: Work, workers: int) -> Epochs:
+def hf(workload: Workload, workers: int) -> Epochs:
     """Load a dataset of Hugging Face from disk."""
     import datasets
     import pyarrow
 
     def write(folder: Path) -> None:
         parts = [
-            pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), work.row_values)
-            for rows in work.chunks()
+            pyarrow.FixedSizeListArray.from_arrays(
+                pyarrow.array(rows.reshape(-1)), workload.row_values
+            )
+            for rows in workload.chunks()
         ]
         table = datasets.table.InMemoryTable(pyarrow.table({"x": pyarrow.chunked_array(parts)}))
         datasets.Dataset(table).save_to_disk(str(folder), max_shard_size="500MB")
 
-    return by_batches(Table(work, work.made("hf", write)), workers)
+    return by_batches(Table(workload, workload.made("hf", write)), workers)
 
 
 class Tensors:
     """A function for LitData's `optimize` that returns a row, or a part of the token stream."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
 
     def __call__(self, i: int) -> Any:
         """Return input `i` as a tensor."""
         import torch
 
-        rows = self.work.rows()
-        if self.work.data != "tokens":
+        rows = self.workload.rows()
+        if self.workload.data != "tokens":
             return torch.from_numpy(np.array(rows[i]))
         part = np.array(rows[i * TOKEN_ROWS : (i + 1) * TOKEN_ROWS])
         return torch.from_numpy(part.reshape(-1).view(np.int16))
 
 
-def litdata(work: Work, workers: int) -> Epochs:
+def litdata(workload: Workload, workers: int) -> Epochs:
     """Load LitData's chunks."""
     import litdata as library
     from litdata.streaming.item_loader import TokensLoader
 
     options: dict[str, Any] = {}
-    n_inputs = work.n_samples
-    if work.data == "tokens":
-        options["item_loader"] = TokensLoader(block_size=work.row_values)
-        n_inputs = -(-work.n_samples // TOKEN_ROWS)
+    n_inputs = workload.n_samples
+    if workload.data == "tokens":
+        options["item_loader"] = TokensLoader(block_size=workload.row_values)
+        n_inputs = -(-workload.n_samples // TOKEN_ROWS)
 
     def write(folder: Path) -> None:
         writing: dict[str, Any] = {"chunk_bytes": "64MB", "num_workers": 1, **options}
-        library.optimize(Tensors(work), list(range(n_inputs)), str(folder), **writing)
+        library.optimize(Tensors(workload), list(range(n_inputs)), str(folder), **writing)
 
-    folder = work.made("litdata", write)
+    folder = workload.made("litdata", write)
     dataset = library.StreamingDataset(str(folder), shuffle=True, drop_last=False, **options)
     loader = library.StreamingDataLoader(
-        dataset, batch_size=work.batch_size, num_workers=workers, persistent_workers=True
+        dataset, batch_size=workload.batch_size, num_workers=workers, persistent_workers=True
     )
-    return lambda epoch: (batch.numpy().view(work.dtype) for batch in loader)
+    return lambda epoch: (batch.numpy().view(workload.dtype) for batch in loader)

@@ -9,36 +9,36 @@ from typing import Any
 import numpy as np
 
 from benchmarks.racers.samples import Samples, fill, source
-from benchmarks.racers.works import Batch, Epochs, Work
+from benchmarks.racers.workloads import Batch, Epochs, Workload
 
 
-def torchdl(work: Work, workers: int) -> Epochs:
+def torchdl(workload: Workload, workers: int) -> Epochs:
     """Load a map-style dataset."""
     from torch.utils.data import DataLoader
 
     options: dict[str, Any] = {"shuffle": True, "persistent_workers": True}
-    loader = DataLoader(Samples(work), work.batch_size, num_workers=workers, **options)
+    loader = DataLoader(Samples(workload), workload.batch_size, num_workers=workers, **options)
     return lambda epoch: (batch.numpy() for batch in loader)
 
 
 class BatchedDataset:
     """A map-style dataset that is indexed by batches. Subclasses read other files."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
         self.source: Any = None
 
     def __len__(self) -> int:
-        return self.work.n_samples
+        return self.workload.n_samples
 
     def open(self) -> Any:
         """Open the samples; called once in each worker."""
-        return source(self.work)
+        return source(self.workload)
 
     def gather(self, samples: Any) -> Batch:
         """Return a batch of samples."""
-        out = np.empty((len(samples), *self.work.shape), self.work.dtype)
-        fill(self.work, self.source, samples, out)
+        out = np.empty((len(samples), *self.workload.shape), self.workload.dtype)
+        fill(self.workload, self.source, samples, out)
         return out
 
     def __getitem__(self, samples: Any) -> Any:
@@ -52,53 +52,56 @@ class BatchedDataset:
 class BatchSampler:
     """A sampler of batches, with a new order in each epoch."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
         self.epoch = 0
 
     def __len__(self) -> int:
-        return -(-self.work.n_samples // self.work.batch_size)
+        return -(-self.workload.n_samples // self.workload.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch += 1
-        return self.work.batches(self.epoch)
+        return self.workload.batches(self.epoch)
 
 
 def by_batches(dataset: BatchedDataset, workers: int) -> Epochs:
     """Load a dataset that is indexed by batches."""
     from torch.utils.data import DataLoader
 
-    options: dict[str, Any] = {"sampler": BatchSampler(dataset.work), "persistent_workers": True}
+    options: dict[str, Any] = {
+        "sampler": BatchSampler(dataset.workload),
+        "persistent_workers": True,
+    }
     loader = DataLoader(dataset, None, num_workers=workers, **options)
     return lambda epoch: (batch.numpy() for batch in loader)
 
 
-def torchdl_batched(work: Work, workers: int) -> Epochs:
+def torchdl_batched(workload: Workload, workers: int) -> Epochs:
     """Load a dataset that is indexed by batches, so that workers send fewer and larger messages."""
-    return by_batches(BatchedDataset(work), workers)
+    return by_batches(BatchedDataset(workload), workers)
 
 
 def _stacked(samples: Any) -> Batch:
     return np.stack([sample["x"] for sample in samples])
 
 
-def mds(work: Work, workers: int) -> Epochs:
+def mds(workload: Workload, workers: int) -> Epochs:
     """Load MosaicML's shards."""
     import streaming
     from torch.utils.data import DataLoader
 
     def write(folder: Path) -> None:
-        kind = f"ndarray:{work.dtype}:{','.join(map(str, work.stored))}"
+        kind = f"ndarray:{workload.dtype}:{','.join(map(str, workload.stored))}"
         with streaming.MDSWriter(out=str(folder), columns={"x": kind}) as writer:
-            for row in work.rows():
+            for row in workload.rows():
                 writer.write({"x": np.array(row)})
 
-    folder = work.made("mds", write)
+    folder = workload.made("mds", write)
     streaming.base.util.clean_stale_shared_memory()
-    options: dict[str, Any] = {"shuffle": True, "batch_size": work.batch_size}
+    options: dict[str, Any] = {"shuffle": True, "batch_size": workload.batch_size}
     dataset = streaming.StreamingDataset(local=str(folder), **options)
     options = {"collate_fn": _stacked, "persistent_workers": True}
-    loader = DataLoader(dataset, work.batch_size, num_workers=workers, **options)
+    loader = DataLoader(dataset, workload.batch_size, num_workers=workers, **options)
     return lambda epoch: iter(loader)
 
 
@@ -106,19 +109,19 @@ def _first_fields(samples: Any) -> Batch:
     return np.stack([sample[0] for sample in samples])
 
 
-def wds(work: Work, workers: int) -> Epochs:
+def wds(workload: Workload, workers: int) -> Epochs:
     """Load tars."""
     import webdataset
 
     def write(folder: Path) -> None:
         folder.mkdir()
-        n_bytes = min(64 << 20, work.n_samples * work.row_bytes // 4)
+        n_bytes = min(64 << 20, workload.n_samples * workload.row_bytes // 4)
         with webdataset.ShardWriter(f"{folder}/%04d.tar", maxsize=n_bytes, verbose=0) as writer:
-            for i, row in enumerate(work.rows()):
+            for i, row in enumerate(workload.rows()):
                 writer.write({"__key__": f"{i:06d}", "x.npy": np.array(row)})
 
-    tars = sorted(map(str, work.made("wds", write).glob("*.tar")))
+    tars = sorted(map(str, workload.made("wds", write).glob("*.tar")))
     dataset = webdataset.WebDataset(tars, shardshuffle=100).shuffle(500).decode()
-    batches = dataset.to_tuple("x.npy").batched(work.batch_size, collation_fn=_first_fields)
+    batches = dataset.to_tuple("x.npy").batched(workload.batch_size, collation_fn=_first_fields)
     loader = webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
     return lambda epoch: iter(loader)

@@ -1,4 +1,4 @@
-"""The works of the race, and their data.
+"""The workloads of the race, and their data.
 
 The interpreters of all peers import this module, so it needs only NumPy.
 """
@@ -33,10 +33,10 @@ CHUNK_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """Samples that an epoch delivers in batches, each exactly once, in a random order.
 
-    `data` names the rows that the work reads, `stored` is their shape, and `shape` that of samples.
+    `data` names the rows that are read, `stored` is their shape, and `shape` that of samples.
     """
 
     name: str
@@ -135,35 +135,35 @@ def _marked(frames: Batch, side: int, row: int) -> npt.NDArray[np.int64]:
 
 _FRAME: Final = (SIDE, SIDE, 3)
 _CLIP: Final = (CLIP_FRAMES, CLIP_SIDE, CLIP_SIDE, 3)
-WORKS: Final = {
-    work.name: work
-    for work in (
-        Work("frames", "frames", _FRAME, _FRAME, "uint8", 2048, 64),
-        Work("tokens", "tokens", (1024,), (1024,), "uint16", 262_144, 256),
-        Work("tokens400", "tokens", (1024,), (1024,), "uint16", 262_144, 256),
-        Work("augment", "frames", _FRAME, (CROP, CROP, 3), "uint8", 2048, 64),
-        Work("jpeg", "jpeg", _FRAME, _FRAME, "uint8", 2048, 64),
-        Work("clips", "clips", _CLIP, _CLIP, "uint8", 256, 8),
+WORKLOADS: Final = {
+    workload.name: workload
+    for workload in (
+        Workload("frames", "frames", _FRAME, _FRAME, "uint8", 2048, 64),
+        Workload("tokens", "tokens", (1024,), (1024,), "uint16", 262_144, 256),
+        Workload("tokens400", "tokens", (1024,), (1024,), "uint16", 262_144, 256),
+        Workload("augment", "frames", _FRAME, (CROP, CROP, 3), "uint8", 2048, 64),
+        Workload("jpeg", "jpeg", _FRAME, _FRAME, "uint8", 2048, 64),
+        Workload("clips", "clips", _CLIP, _CLIP, "uint8", 256, 8),
     )
 }
 
 
-def work_of(name: str, parent: Path, n_samples: int = 0) -> Work:
-    """Return a work with its data in a folder, and with another number of samples if given."""
-    work = WORKS[name]
-    return replace(work, parent=parent, n_samples=n_samples or work.n_samples)
+def workload_of(name: str, parent: Path, n_samples: int = 0) -> Workload:
+    """Return a workload with its data in a folder, and with another number of samples if given."""
+    workload = WORKLOADS[name]
+    return replace(workload, parent=parent, n_samples=n_samples or workload.n_samples)
 
 
-def write_data(work: Work) -> None:
-    """Write the data of a work if it is missing."""
-    work.folder.mkdir(parents=True, exist_ok=True)
-    if work.data == "clips":
-        work.made("files", lambda folder: _write_videos(work, folder))
-    elif work.is_encoded:
-        work.made("files", lambda folder: _write_files(work, folder))
+def write_data(workload: Workload) -> None:
+    """Write the data of a workload if it is missing."""
+    workload.folder.mkdir(parents=True, exist_ok=True)
+    if workload.data == "clips":
+        workload.made("files", lambda folder: _write_videos(workload, folder))
+    elif workload.is_encoded:
+        workload.made("files", lambda folder: _write_files(workload, folder))
     else:
-        make = _write_tokens if work.data == "tokens" else _write_frames
-        work.made("rows.npy", lambda path: make(work, path))
+        make = _write_tokens if workload.data == "tokens" else _write_frames
+        workload.made("rows.npy", lambda path: make(workload, path))
 
 
 def picture(i: int) -> Batch:
@@ -189,41 +189,41 @@ def _frame(i: int) -> Batch:
     return coarse.repeat(8, 0).repeat(8, 1) + noise
 
 
-def _write_frames(work: Work, path: Path) -> None:
+def _write_frames(workload: Workload, path: Path) -> None:
     with path.open("wb") as file:
-        frames = np.empty((work.n_samples, *_FRAME), np.uint8)
+        frames = np.empty((workload.n_samples, *_FRAME), np.uint8)
         for i, frame in enumerate(frames):
             frame[:] = _frame(i)
             frame[0, 0, :2] = i & 255, i >> 8
         np.save(file, frames)
 
 
-def _write_tokens(work: Work, path: Path) -> None:
+def _write_tokens(workload: Workload, path: Path) -> None:
     rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 50_000, (work.n_samples, *work.stored), dtype=np.uint16)
+    tokens = rng.integers(0, 50_000, (workload.n_samples, *workload.stored), dtype=np.uint16)
     ids = np.arange(len(tokens))
     tokens[:, 0], tokens[:, 1] = ids & 0xFFFF, ids >> 16
     with path.open("wb") as file:
         np.save(file, tokens)
 
 
-def _write_files(work: Work, folder: Path) -> None:
+def _write_files(workload: Workload, folder: Path) -> None:
     """Write JPEGs of quality 90 with 4:2:0 chroma, as FFCV writes its own."""
     import simplejpeg
 
     folder.mkdir()
-    for i in range(work.n_samples):
+    for i in range(workload.n_samples):
         data = simplejpeg.encode_jpeg(picture(i), quality=90, colorsubsampling="420")
         (folder / f"{i:06d}.jpg").write_bytes(data)
 
 
-def _write_videos(work: Work, folder: Path) -> None:
+def _write_videos(workload: Workload, folder: Path) -> None:
     """Write H.264 videos with a keyframe every 16 frames; frames contain two numbers."""
     import av
 
     folder.mkdir()
     settings = {"crf": "19", "g": "16", "keyint_min": "16", "sc_threshold": "0", "bf": "0"}
-    for i in range(work.n_samples):
+    for i in range(workload.n_samples):
         scene = _frame(i)
         with av.open(str(folder / f"{i:06d}.mp4"), "w") as container:
             stream = container.add_stream("libx264", rate=25, options=settings)
