@@ -73,7 +73,7 @@ class Block:
     code: str
     line: int
     output: str | None
-    """The text right below the block, None if there is none."""
+    """The text right below the block, or None."""
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -124,7 +124,7 @@ def code_to_run(block: Block) -> str:
 
 
 def prints(shown: str, printed: str, varying: re.Pattern[str] = VARYING) -> bool:
-    """Return True if a text was printed as shown, with "…" for any text, or any varying figure."""
+    """Return True if a text was printed as shown; "…" is any text, and varying figures differ."""
     shown, printed = varying.sub("#", shown), varying.sub("#", printed)
     return re.fullmatch(re.escape(shown).replace("…", ".*"), printed, re.DOTALL) is not None
 

@@ -47,19 +47,19 @@ def store_lanes(place: Path, store: str, stride: int, seconds: float, size: int)
     facts["bytes/frame"] = n_bytes / n_frames
     clip = {"frames": FRAMES, "stride": stride, "size": (size, size)}
     clip |= {"where": "random", "per_video": 1}
-    wishes: dict[str, dict[str, Any] | None] = {"drawn, RGB": clip}
+    views: dict[str, dict[str, Any] | None] = {"drawn, RGB": clip}
     if store == "raw":
-        wishes = {"stored clips": None}
+        views = {"stored clips": None}
     else:
         merge(place / f"{store}, copies", *[folder] * _COPIES, workers=0)
         folder = place / f"{store}, copies"
     if store.startswith(("h264", "planes")):
-        wishes["drawn, YUV"] = clip | {"pixels": "yuv420"}
+        views["drawn, YUV"] = clip | {"pixels": "yuv420"}
     lanes: dict[str, Lane] = {}
     options: dict[str, Any] = {"shuffle": True, "num_workers": 0, "reuse": True, "output": "numpy"}
-    for what, wish in wishes.items():
+    for what, clips in views.items():
         opened = shardio.open(folder)
-        view = opened if wish is None else ClipView(opened, ClipOptions(**wish))
+        view = opened if clips is None else ClipView(opened, ClipOptions(**clips))
         sizes = _endless(ShardLoader(view, 8, **options))
         next(sizes)
         step: Callable[[], int] = sizes.__next__

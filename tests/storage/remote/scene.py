@@ -207,7 +207,7 @@ class Scene:
 
     proxy: Proxy
     ends: ExitStack
-    """The contexts that end with the server."""
+    """The contexts that are left when the server stops."""
 
     @cached_property
     def stem(self) -> Stem:
@@ -217,12 +217,12 @@ class Scene:
         )
 
     @contextmanager
-    def program(self, code: str, told: Any) -> Iterator[subprocess.Popen[str]]:
-        """Run a program until the end of the `with`; `told`, as JSON, is its argument."""
+    def program(self, code: str, argument: Any) -> Iterator[subprocess.Popen[str]]:
+        """Run a program, whose argument is the JSON of a value, until the end of the `with`."""
         env = {**os.environ, MARK: "0" * 32}
-        argument = f"import sys; sys.argv.append({json.dumps(told)!r})\n"
+        setup = f"import sys; sys.argv.append({json.dumps(argument)!r})\n"
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": 2}
-        command = [sys.executable, "-c", argument + code]
+        command = [sys.executable, "-c", setup + code]
         started: Any = self.stem.popen(command, **pipes, text=True, env=env)
         with started as process:
             try:

@@ -46,8 +46,8 @@ sys.stdin.read()
 def _holder(remote: RemoteSet, *shards: ShardSummary) -> Iterator[subprocess.Popen[str]]:
     """Another process, which holds some shards until it is told to end."""
     facts = [(s.name, s.n_samples, s.n_bytes, s.id) for s in shards]
-    told = [str(remote.cache), remote.url, remote.store.options, *facts]
-    with remote.store.program(HOLDER, told) as process:
+    argument = [str(remote.cache), remote.url, remote.store.options, *facts]
+    with remote.store.program(HOLDER, argument) as process:
         yield process
 
 

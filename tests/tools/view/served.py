@@ -63,7 +63,7 @@ def make_dataset(folder: Path, n: int = N, n_shards: int = N_SHARDS) -> Path:
 
 @contextlib.contextmanager
 def unstarted(path: str | Path, **options: Any) -> Iterator[TestClient]:
-    """Return a client of a viewer, with its cookie, for `ask_each`: its event loop does not run."""
+    """Return a client of a viewer, with its cookie, that runs no event loop; use `ask` with it."""
     with ViewerState(str(path), **options) as viewer:
         guarded = Security(
             make_app(viewer),
