@@ -161,29 +161,6 @@ _FACTS: Final = {
 Encoder = media.StreamEncoder | media.JpegEncoder | media.PlanesEncoder
 
 
-def _encoded(
-    encoder: Encoder,
-    pictures: Iterable[tuple[int, media.Pixels | None]],
-    name: str,
-) -> tuple[EncodedStream, int, MediaError | None]:
-    """Encode frames until there are no more or decoding fails; frames that are None are ignored.
-
-    Return the stream, the number of frames that got another time because times did not increase,
-    and the error at which decoding failed, or None. `name` is the path of the video.
-    """
-    rising, failure = media.MonotonicTimestamps(), None
-    try:
-        for time, picture in pictures:
-            if picture is not None:
-                encoder.add(rising(time), picture)
-    except MediaError as error:
-        failure = error
-    try:
-        return encoder.finish(), rising.n_changed, failure
-    except MediaError as error:
-        raise failure or MediaError(f"{name}: {error}") from error
-
-
 @dataclass(frozen=True, kw_only=True)
 class Videos(Converter):
     """A converter that stores whole videos, or clips of decoded frames.
@@ -437,7 +414,18 @@ class Videos(Converter):
         increase, and the error at which decoding failed, or None.
         """
         pictures = self.pictures(video, "rgb" if self.store == "jpeg" else "yuv420")
-        return _encoded(self._encoder(video.time_base), islice(pictures, n_frames), video.path)
+        encoder = self._encoder(video.time_base)
+        rising, failure = media.MonotonicTimestamps(), None
+        try:
+            for time, picture in islice(pictures, n_frames):
+                if picture is not None:
+                    encoder.add(rising(time), picture)
+        except MediaError as error:
+            failure = error
+        try:
+            return encoder.finish(), rising.n_changed, failure
+        except MediaError as error:
+            raise failure or MediaError(f"{video.path}: {error}") from error
 
     def _encoder(self, time_base: Fraction) -> Encoder:
         # In the result of `_complete_options`, the options of the encoder are never None.
