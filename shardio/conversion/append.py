@@ -108,14 +108,14 @@ def inherit_options(
 def recorded_options(
     base: Generation | None, kind: str, out: PathName, *, resume: bool
 ) -> Mapping[str, Any]:
-    """Return the options of a converter that the dataset or the interrupted conversion records.
+    """Return the converter's options, as recorded by the dataset or the interrupted conversion.
 
-    `base` is the generation to append to, or None. The mapping is empty if another kind is
-    recorded, or nothing.
+    `base` is the generation to append to, or None. The mapping is empty if nothing is recorded, or
+    another kind.
     """
     recorded: Mapping[str, Any] = {} if base is None else base.converter
     if base is None and resume:
-        # Errors are raised when the conversion opens its work folder.
+        # Ignore errors: the conversion raises them when it opens its work folder.
         with contextlib.suppress(DataError, InvalidArgument, OSError):
             if (plan := read_plan(Path(out) / WORK_FOLDER)) is not None:
                 recorded = plan.settings.get("converter", {})

@@ -35,7 +35,7 @@ def dataset(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _few_measured() -> Iterator[None]:
-    """Measure the speed of converted datasets with 4 random samples, instead of for up to 0.5 s."""
+    """Measure the speed of converted datasets with 4 random samples, instead of up to 0.5 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shardio.measuring.stored._MAX_SAMPLES", 4)
         yield
