@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,17 @@ def test_without_a_store_that_meets_the_limits_nothing_is_converted(
         shardio.convert(root, tmp_path / "out", store="auto", disk=10, **SMALL)
     assert len(caught.value.__notes__) == 1 + len(STORES)
     assert not (tmp_path / "out").exists()
+
+
+def test_pipes_are_not_opened_by_a_trial(root: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    os.mkfifo(source / "a.mp4")
+    with pytest.raises(InvalidArgument, match=r"a.mp4: not a regular file; name"):
+        shardio.convert(source, tmp_path / "no", store="auto", rate=ANY_RATE, **SMALL)
+    (source / "b.mp4").write_bytes((root / "a" / "one.mp4").read_bytes())
+    report = shardio.convert(source, tmp_path / "out", store="auto", rate=ANY_RATE, **SMALL)
+    assert report.counts == {"converted": 1, "unsupported": 1}
 
 
 def test_sources_without_videos_are_refused(tmp_path: Path) -> None:

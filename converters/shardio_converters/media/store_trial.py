@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,6 +118,8 @@ def _reason(error: Exception, one: Input) -> str:
 
 def _try_input(candidates: Sequence[Videos], one: Input) -> Trial:
     """Store the beginning of a video in each store; raise MediaError if it gives no clip."""
+    if not stat.S_ISREG(os.stat(one.path).st_mode):  # opening a pipe could block forever
+        raise MediaError("not a regular file")
     if not is_media(one):
         raise MediaError("not a video")
     sound = media.sound_of(one.path) if candidates[0].audio else None
