@@ -294,6 +294,8 @@ def _convert_files(out: PathName, options: ConvertOptions) -> ConversionReport:
     base = load_base(out) if options.append else None
     staging = options.make_staging(out)
     listing = list_inputs(src, exclude=str(staging.out))
+    if not options.resume:  # a complete dataset needs no staging to be resumed
+        staging.check()  # before converters read inputs to choose a store or to infer fields
     # Validate the options before any file is created: an error then leaves no files in `out`.
     source, listing = options.fit_source(base, listing, out)
     wanted = uses_split_folders(base, wanted=options.split_folders)

@@ -117,12 +117,16 @@ class Staging:
         self._plan: JournaledPlan | None = None
         self._has_started = self._is_finished = self._created_out = False
 
-    def __enter__(self) -> Self:
+    def check(self) -> None:
+        """Raise DatasetExists if `out` cannot be written to, as far as is known without a lock."""
         self._check_work_folder()
         # If there is a work folder, `_inspect` checks `out`, after it has removed the files that an
         # earlier conversion has left.
         if not self.folder.exists():
             self._check_out()
+
+    def __enter__(self) -> Self:
+        self.check()
         self._created_out = not self.out.exists()
         try:
             self._lock()

@@ -12,6 +12,7 @@ import pytest
 import shardio
 from shardio import Input, InvalidArgument, media
 from shardio.conversion import Progress, StoreChoice, StoreEstimate, journal
+from shardio.errors import DatasetExists
 from shardio_converters.media import store_trial, videos
 from shardio_converters.media.store_trial import PACKET_SECONDS, SECONDS, store_beginning
 from shardio_converters.media.videos import STORES, Videos
@@ -291,6 +292,15 @@ def test_pipes_are_not_opened_by_a_trial(root: Path, tmp_path: Path) -> None:
     (source / "b.mp4").write_bytes((root / "a" / "one.mp4").read_bytes())
     report = shardio.convert(source, tmp_path / "out", store="auto", rate=ANY_RATE, **SMALL)
     assert report.counts == {"converted": 1, "unsupported": 1}
+
+
+def test_out_is_checked_before_a_trial(root: Path, tmp_path: Path, no_trial: None) -> None:
+    (tmp_path / "notes.txt").write_text("notes")
+    with pytest.raises(DatasetExists, match=r"already holds data \(notes.txt"):
+        shardio.convert(root, tmp_path, store="auto", rate=ANY_RATE, **SMALL)
+    shardio.convert(root / "a", tmp_path / "out", **SMALL)
+    with pytest.raises(DatasetExists, match="already holds a dataset; overwrite"):
+        shardio.convert(root, tmp_path / "out", store="auto", rate=ANY_RATE, **SMALL)
 
 
 def test_sources_without_videos_are_refused(tmp_path: Path) -> None:
