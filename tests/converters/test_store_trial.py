@@ -303,6 +303,17 @@ def test_out_is_checked_before_a_trial(root: Path, tmp_path: Path, no_trial: Non
         shardio.convert(root, tmp_path / "out", store="auto", rate=ANY_RATE, **SMALL)
 
 
+def test_an_option_that_the_recorded_store_refuses(root: Path, tmp_path: Path) -> None:
+    shardio.convert(root / "a", tmp_path / "out", store="packets", **SMALL)
+    with pytest.raises(InvalidArgument, match="found store 'packets'") as caught:
+        shardio.convert(
+            root / "a", tmp_path / "out", resume=True, store="auto", rate=1, fps=5, **SMALL
+        )
+    assert caught.value.__notes__ == [
+        "store='auto' (--store auto) keeps the recorded store 'packets'"
+    ]
+
+
 def test_sources_without_videos_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -239,7 +239,13 @@ class Videos(Converter):
     def inherited(self, recorded: Mapping[str, Any]) -> Videos:
         """Return a converter with the recorded store instead of `auto`."""
         store = recorded.get("store")
-        return self._with_store(store) if self.store == AUTO and store in STORES else self
+        if self.store != AUTO or store not in STORES:
+            return self
+        try:
+            return self._with_store(store)
+        except InvalidArgument as error:
+            error.add_note(f"store='auto' (--store auto) keeps the recorded store {store!r}")
+            raise
 
     def fitted(self, inputs: Sequence[Input]) -> Videos:
         """Return a converter with the store that a trial chooses, instead of `auto`."""
