@@ -153,6 +153,15 @@ def test_a_long_file_must_declare_its_duration(tmp_path: Path) -> None:
         store_beginning(converter, part)
 
 
+def test_files_without_a_clip_add_nothing_to_the_sizes(root: Path, tmp_path: Path) -> None:
+    auto: dict[str, Any] = {"store": "auto", "rate": ANY_RATE, **SMALL}
+    sound = shardio.convert(root / "a", tmp_path / "sound", **auto)
+    mixed = shardio.convert(root, tmp_path / "mixed", **auto)
+    assert {name: one.n_bytes for name, one in estimates(mixed).items()} == {
+        name: one.n_bytes for name, one in estimates(sound).items()
+    }
+
+
 def test_files_that_give_no_clip_are_left_out_of_the_trial(root: Path, tmp_path: Path) -> None:
     report = shardio.convert(root, tmp_path / "out", store="auto", rate=ANY_RATE, **SMALL)
     assert report.counts == {"converted": 2, "empty": 1, "broken": 1, "unsupported": 1}

@@ -66,9 +66,8 @@ def choose_by_trial(wanted: Videos, inputs: Sequence[Input]) -> StoreChoice:
     # would take minutes.
     named = [one for one in inputs if _is_video_name(one.name)] or [*inputs]
     candidates = wanted.candidates()
-    tried = _try_inputs(candidates, named)
-    scale = sum(one.n_bytes for one in named) / max(1, sum(one.n_bytes for one, _ in tried))
-    trials = [trial for _, trial in tried]
+    trials, n_bytes_tried = _try_inputs(candidates, named)
+    scale = sum(one.n_bytes for one in named) / max(1, n_bytes_tried)
     stride = f" with a stride of {wanted.stride}" if wanted.stride > 1 else ""
     return choose_store(
         [_estimate(each, trials, scale) for each in candidates],
@@ -77,7 +76,7 @@ def choose_by_trial(wanted: Videos, inputs: Sequence[Input]) -> StoreChoice:
         n_cores=machine_limits().n_usable_cpus,
         basis=(
             f"random clips of {wanted.frames} frames{stride}, {wanted.size} x {wanted.size}, in "
-            f"RGB; from the beginnings of {len(tried)} of {len(named):,} videos"
+            f"RGB; from the beginnings of {len(trials)} of {len(named):,} videos"
         ),
     )
 
@@ -86,20 +85,24 @@ def _is_video_name(name: str) -> bool:
     return media.has_media_suffix(name) and not media.has_sound_suffix(name)
 
 
-def _try_inputs(candidates: Sequence[Videos], inputs: Sequence[Input]) -> list[tuple[Input, Trial]]:
-    """Try up to MAX_TRIED inputs; return those that give a clip, each with its trial.
+def _try_inputs(candidates: Sequence[Videos], inputs: Sequence[Input]) -> tuple[list[Trial], int]:
+    """Try up to MAX_TRIED inputs; return the trials of those that give a clip.
+
+    Also return the total size of all inputs that were tried. Those without a clip count, too,
+    because such files occur among the others as well, and give no samples.
 
     Raises:
         InvalidArgument: none of them gives a clip.
     """
     n = min(MAX_TRIED, len(inputs))
     spread = [inputs[(2 * k + 1) * len(inputs) // (2 * n)] for k in range(n)]
-    found, failures = list[tuple[Input, Trial]](), list[str]()
+    found, failures, n_bytes_tried = list[Trial](), list[str](), 0
     end_s = time.monotonic() + MAX_SECONDS
     # In this order, the first few inputs are spread over the source, too, if the trial ends early.
     for one in (each for first in (0, 2, 1, 3) for each in spread[first::4]):
+        n_bytes_tried += one.n_bytes
         try:
-            found.append((one, _try_input(candidates, one)))
+            found.append(_try_input(candidates, one))
         except (MediaError, OSError) as error:
             failures.append(_reason(error, one))
         if found and (len(found) == MAX_VIDEOS or time.monotonic() > end_s):
@@ -109,7 +112,7 @@ def _try_inputs(candidates: Sequence[Videos], inputs: Sequence[Input]) -> list[t
             "store='auto' (--store auto): none of the files that were tried is a video of at least "
             f"one clip: {failures[0]}; name a store, such as h264"
         )
-    return found
+    return found, n_bytes_tried
 
 
 def _reason(error: Exception, one: Input) -> str:
