@@ -145,8 +145,8 @@ def store_beginning(converter: Videos, one: Input) -> Beginning:
     """Store the first clip of a video and some seconds after it; estimate the size of all of it.
 
     Raises:
-        MediaError: this part of the video is damaged, the store cannot represent it, the video is
-            shorter than a clip, or its duration is unknown.
+        MediaError: this part of the video is damaged, the store cannot represent it, or the video
+            is shorter than a clip.
     """
     with media.VideoFile(one.path) as video:
         interval = video.interval if converter.fps is None else 1 / Fraction(converter.fps)
@@ -167,14 +167,21 @@ def store_beginning(converter: Videos, one: Input) -> Beginning:
         if len(times) < converter.span:
             raise MediaError(f"{len(times)} frames; one clip spans {converter.span}")
         stored_s = (times[-1] - times[0]) * video.time_base + interval
-        whole_s = stored_s if n_read < n_max else video.seconds
-    if whole_s is None:
-        raise MediaError("its container declares no duration")
+        whole_s = stored_s if n_read < n_max else video.seconds or _seconds_by_size(video, one)
     ratio = max(1.0, float(whole_s / stored_s))
     if stream is not None:
         return Beginning(ratio * _stream_bytes(stream), stream)
     n_clips = (round(ratio * len(times)) - converter.span) // (converter.step or 1) + 1
     return Beginning(n_clips * math.prod(_clip_shape(converter)))
+
+
+def _seconds_by_size(video: media.VideoFile, one: Input) -> Fraction:
+    """Return a duration for a file that declares none, such as a recording of a browser."""
+    n_packets = math.ceil(PACKET_SECONDS / video.interval)
+    stream = media.demux(one.path, check=False, n_packets=n_packets)
+    times = media.times_of(stream).tolist()
+    read_s = (times[-1] - times[0]) * stream.time_base + video.interval
+    return read_s * one.n_bytes / len(stream.data)
 
 
 def _stream_bytes(stream: EncodedStream) -> int:
