@@ -85,7 +85,11 @@ class VideoFile(Closing):
         if self._stream.duration is not None:
             return self._stream.duration * self.time_base
         duration = self._container.duration
-        return None if duration is None else Fraction(duration, 1_000_000)
+        if duration is None:
+            return None
+        # Matroska declares the time of the end: a segment of a recording does not begin at 0.
+        start = self._container.start_time or 0
+        return Fraction(duration - start if 0 < start < duration else duration, 1_000_000)
 
     def facts(self) -> dict[str, Any]:
         """Return the video's properties as JSON values; some are set when a frame is decoded."""

@@ -115,6 +115,7 @@ def test_what_was_chosen_and_normalised_is_recorded(
         ("a.mp4", {}, 2),
         ("a.mp4", {"times": range(100, 150)}, 2),
         ("a.mkv", {}, 2),
+        ("a.mkv", {"times": range(250_000, 250_050)}, 2),
         ("a.ts", {}, 2),
         ("a.h264", {}, None),
     ],
