@@ -280,6 +280,7 @@ def test_stores_that_do_not_accept_an_option_are_not_tried(
         ({"store": "auto", "disk": "1GB"}, "disk is '1GB'; it must be a whole number"),
         ({"store": "auto", "rate": 0}, "rate is 0; it must be a number of clips per second"),
         ({"store": "auto", "rate": float("nan")}, "rate is nan; it must be a number"),
+        ({"store": "auto", "rate": 10**400}, "rate is 1000.*; it must be a number"),
         ({"store": "auto", "rate": True}, "rate is True; it must be a number"),
         ({"store": "auto", "rate": 1, "codec": "vp8"}, "no store accepts these options: .*h264: "),
         ({"store": "auto", "rate": 1, "gop": 8, "check": True}, "no store accepts these options"),

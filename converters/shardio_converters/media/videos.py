@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,7 +103,7 @@ def _check_limits(options: Any) -> None:
         )
     if disk is not None:
         check_number("disk", disk, 1, 1 << 62)
-    if rate is not None and (type(rate) not in (int, float) or not 0 < rate < math.inf):
+    if rate is not None and (type(rate) not in (int, float) or not 0 < rate <= sys.float_info.max):
         raise InvalidArgument(f"rate is {rate!r}; it must be a number of clips per second, above 0")
 
 
