@@ -331,8 +331,8 @@ def choose_store(
     ]
     limits = [f"takes at most {format_size(disk)}"] if disk is not None else []
     if rate is not None:
-        cores = counted(n_cores, "cores")
-        limits.append(f"decodes {rate:,g} clips per second on {cores}")
+        clips = "clip" if rate == 1 else "clips"
+        limits.append(f"decodes {rate:,g} {clips} per second on {counted(n_cores, 'cores')}")
     usable = [one for one in judged if not one.problem]
     if not usable:
         error = InvalidArgument(

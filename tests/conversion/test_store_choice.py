@@ -69,6 +69,7 @@ def test_the_reason_names_the_limits_and_the_loss() -> None:
         "h264 is the smallest store that takes at most 3.0 MiB and decodes 2,500 clips per second "
         "on 8 cores; it is lossy"
     )
+    assert "decodes 1 clip per second on 1 core; " in choose(H264, rate=1.0).reason
     assert choose(H264, rate=0.5).reason.startswith(
         "h264 is the smallest store that decodes 0.5 clips per second on 1 core; "
     )
