@@ -112,6 +112,24 @@ def test_the_clips_of_raw_are_counted(tmp_path: Path) -> None:
     assert found.n_bytes == 30 * 4 * 32 * 32 * 3
 
 
+def test_times_that_start_again_do_not_change_the_number_of_clips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_video(tmp_path / "a.mp4", scene(300), rate=30)
+    n_most, pictures = 4 + SECONDS * 30, Videos.pictures
+
+    def restarted(self: Videos, video: media.VideoFile, pixels: str) -> Any:
+        ticks = video.interval / video.time_base  # the last frame of the trial is before the first
+        found = pictures(self, video, pixels)
+        return (
+            (time - n_most * ticks * (n >= n_most - 1), one) for n, (time, one) in enumerate(found)
+        )
+
+    monkeypatch.setattr(Videos, "pictures", restarted)
+    found = store_beginning(Videos(frames=4, step=10, size=32, store="raw"), an_input(path))
+    assert found.n_bytes == 30 * 4 * 32 * 32 * 3
+
+
 def test_fps_makes_the_trial_longer_and_the_estimate_smaller(tmp_path: Path) -> None:
     path = write_video(tmp_path / "a.mp4", scene(300), rate=30)
     found = store_beginning(Videos(frames=4, size=32, fps=2), an_input(path))

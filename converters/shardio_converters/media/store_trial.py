@@ -154,7 +154,8 @@ def store_beginning(converter: Videos, one: Input) -> Beginning:
         n_max = converter.span + math.ceil(seconds / interval)
         stream = None
         if converter.store == "raw":
-            times = [shown for shown, _ in islice(converter.pictures(video, "rgb"), n_max)]
+            pictures, rising = converter.pictures(video, "rgb"), media.MonotonicTimestamps()
+            times = [rising(shown) for shown, _ in islice(pictures, n_max)]
             n_read = len(times)
         elif converter.store == "packets":
             stream, _ = converter.packets(one.path, n_max)
