@@ -182,7 +182,7 @@ def _seconds_by_size(video: media.VideoFile, one: Input) -> Fraction:
     stream = media.demux(one.path, check=False, n_packets=n_packets)
     times = media.times_of(stream).tolist()
     read_s = (times[-1] - times[0]) * stream.time_base + video.interval
-    return read_s * one.n_bytes / len(stream.data)
+    return Fraction(read_s * one.n_bytes / len(stream.data))
 
 
 def _stream_bytes(stream: EncodedStream) -> int:
