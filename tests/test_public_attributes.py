@@ -277,6 +277,22 @@ def test_a_batch_differs_from_any_array(objects: dict[str, Any]) -> None:
     assert (batch == array, array == batch, batch != array) == (False, False, True)
 
 
+ARITHMETIC: dict[str, Callable[[Any], object]] = {
+    "array + batch": lambda batch: np.ones(2) + batch,
+    "batch * array": lambda batch: batch * np.ones(2),
+    "scalar * batch": lambda batch: np.float32(2) * batch,
+    "sin": np.sin,
+    "sum": np.sum,
+    "asarray": np.asarray,
+}
+
+
+@pytest.mark.parametrize("operation", ARITHMETIC)
+def test_a_batch_is_no_array_to_compute_with(objects: dict[str, Any], operation: str) -> None:
+    with pytest.raises(TypeError, match=r"a batch is a mapping of names, .* write batch\[name\]"):
+        ARITHMETIC[operation](objects["batch"])
+
+
 def test_arrays_of_a_batch_may_be_changed_in_place(folder: Path) -> None:
     """Python assigns the result of `batch["x"] += 1`, which is the array that was changed."""
     with ShardLoader(folder, 2, num_workers=0, output="numpy") as loader:

@@ -146,7 +146,10 @@ class Batch(Mapping[str, Value_co], Listed):
             if name not in self or value is not self[name]:  # unlike after `batch[name] += 1`
                 self._refuse_change()
 
-        __array_ufunc__ = None  # so that `batch == array` is False, and does not call `__array__`
+        def __array_ufunc__(self, ufunc: np.ufunc, *_: object, **__: object) -> bool:
+            if ufunc not in (np.equal, np.not_equal):
+                self.__array__()  # raises the error
+            return ufunc is np.not_equal  # for `batch == array` and `batch != array`
 
         def __array__(self, *_: object, **__: object) -> NoReturn:
             # NumPy and pandas would make an array or a data frame of the names.
