@@ -573,6 +573,8 @@ def test_marks_without_writable_say_how_to_save(visits: Visits, pictures_link: s
         page.keyboard.press("m")
         page.keyboard.press("b")
         page.wait_for_selector("text=--writable")
+        command = page.locator(".notice code").inner_text()
+        assert command.startswith("shardio view /") and command.endswith("/pictures --writable")
         page.get_by_label("Remove the mark of sample 2").click()
         page.wait_for_selector("text=No sample is marked")
 
