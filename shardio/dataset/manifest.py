@@ -388,12 +388,10 @@ def _refuse_subset(path: Path) -> None:
         )
 
 
-def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
-    """Return the generation number and dataset id in `dataset.json`; raise the errors of `load`."""
-    root = Path(folder)
+def _check_is_dataset(root: Path) -> None:
+    """Raise DatasetNotFound if a folder holds no `dataset.json`; the error tells what to open."""
     if not root.exists():
         _refuse_subset(root)
-    pointer_path = root / POINTER
     if root.is_file() and root.suffix == ".shard":
         raise DatasetNotFound(
             f"{root}: this is a single shard file: read it with shardio.ShardReader, or open its "
@@ -413,7 +411,7 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
                 else f"; {_convert_hint(root.parent)}"
             )
         raise DatasetNotFound(f"{root}: there is no such folder{here}{hint}")
-    if not pointer_path.exists():
+    if not (root / POINTER).exists():
         text = f"{root}: holds no {POINTER}: not a dataset, or never finished"
         names = os.listdir(root)
         if WORK_FOLDER in names:
@@ -427,6 +425,13 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
             name.endswith((".shard", ".tmp")) or name.startswith(STAGING_PREFIX) for name in names
         )
         raise DatasetNotFound(text if is_ours or not names else f"{text}; {_convert_hint(root)}")
+
+
+def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
+    """Return the generation number and dataset id in `dataset.json`; raise the errors of `load`."""
+    root = Path(folder)
+    _check_is_dataset(root)
+    pointer_path = root / POINTER
     refuse_links_outside(root, pointer_path)
     pointer = read_checksummed_json(pointer_path)
     if pointer.get("format") != _FORMAT:
