@@ -213,6 +213,28 @@ def test_grid_filters_are_in_the_link_and_history(visits: Visits, pictures_link:
         page.wait_for_selector(".results-bar .n >> text=60 samples")
 
 
+def test_the_keys_after_a_slash_are_the_words_to_find(visits: Visits, pictures_link: str) -> None:
+    """Even if they follow at once; without the focus, `v` would switch to the list."""
+    slash = "new KeyboardEvent('keydown', { key: '/', bubbles: true })"
+    script = f"""() => {{
+        document.activeElement.dispatchEvent({slash});
+        const field = document.activeElement;
+        if (field.type === 'search') field.value = 'wa';
+    }}"""
+    for places in (["#/"], ["#/grid"], ["#/grid?text=name:rings", "#/"]):
+        with visits.page(pictures_link) as page:
+            for place in places:
+                go(page, place)
+                page.wait_for_selector(".tile .title" if "grid" in place else "h1")
+            page.evaluate(script)
+            page.keyboard.press("End")
+            page.keyboard.type("ves")
+            page.keyboard.press("Enter")
+            page.wait_for_selector(".results-bar .n >> text=of 60")
+            page.wait_for_selector(".tile .title")
+            assert hash_of(page) == "#/grid?text=name:waves"
+
+
 def test_grid_by_keys_alone(visits: Visits, pictures_link: str) -> None:
     with visits.page(pictures_link) as page:
         focused = "document.activeElement.dataset.position"

@@ -1,7 +1,7 @@
 /** The shell: bar, pages by hash, and keys that work everywhere. */
 
 import { h, fill, icon, iconButton, errorBox, toast, count } from './dom.js';
-import { parse, link, go, filtersOf, settle } from './route.js';
+import { parse, link, go, filtersOf, isSettled, settle } from './route.js';
 import { store, loadDataset, loadMarks, onMarks } from './store.js';
 import { isStatic } from './api.js';
 import { show as overview } from './overview.js';
@@ -105,8 +105,8 @@ function onKey(event) {
   else if (event.key === 'c') copyLink();
   else if (event.key === 'r') document.getElementById('jump').focus();
   else if (event.key === '/') {
-    if (current?.page !== 'grid') go(lastGrid);
-    requestAnimationFrame(() => current.view.search?.());
+    if (current?.page !== 'grid') { go(lastGrid); navigate(); } // now: the next keys are search words
+    current.view.search();
   } else return;
   event.preventDefault();
 }
@@ -122,7 +122,7 @@ async function start() {
     return;
   }
   makeBar();
-  window.addEventListener('hashchange', navigate);
+  window.addEventListener('hashchange', () => { if (!isSettled()) navigate(); });
   document.addEventListener('keydown', onKey);
   navigate();
   watchGeneration();

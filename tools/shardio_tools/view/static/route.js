@@ -34,9 +34,14 @@ export function settle() {
   settled = location.hash;
 }
 
+/** Return true if the page shows what the URL says. */
+export function isSettled() {
+  return location.hash === settled;
+}
+
 /** Change the URL in place: no step of the history, no new page. A link just followed is kept. */
 export function replace(hash) {
-  if (location.hash !== settled) return;
+  if (!isSettled()) return;
   history.replaceState(history.state, '', hash);
   settle();
 }
