@@ -235,6 +235,27 @@ def test_the_keys_after_a_slash_are_the_words_to_find(visits: Visits, pictures_l
             assert hash_of(page) == "#/grid?text=name:waves"
 
 
+def test_a_search_goes_on_after_a_request_that_failed(visits: Visits, pictures_link: str) -> None:
+    started = {"n": 0, "n_total": 60, "complete": False, "progress": 0.5, "rows": []}
+    answers = iter([(200, started), (503, {"error": "try again"})])
+
+    def answer(route: Any) -> None:
+        status, found = next(answers, (None, None))
+        if status is None:
+            route.continue_()
+        else:
+            route.fulfill(status=status, json=found)
+
+    with visits.page(pictures_link) as page:
+        page.route("**/api/rows?*text=*", answer)
+        go(page, "#/grid?text=name:waves")
+        page.wait_for_selector(".toast >> text=try again")
+        page.wait_for_selector(".tile .title")
+        page.unroute("**/api/rows?*text=*")
+    assert ["503" in each for each in visits.errors] == [True]
+    visits.errors.clear()
+
+
 def test_grid_by_keys_alone(visits: Visits, pictures_link: str) -> None:
     with visits.page(pictures_link) as page:
         focused = "document.activeElement.dataset.position"

@@ -5,6 +5,7 @@ import { api } from './api.js';
 const PAGE = 100;
 const MAX_PAGES = 80;
 const POLL_MS = 400;
+const RETRY_MS = 2000;
 
 export class Rows {
   constructor(filters, changed, failed) {
@@ -19,6 +20,7 @@ export class Rows {
     this.waiting = new Map();
     this.abort = new AbortController();
     this.timer = 0;
+    this.isRetrying = false;
   }
 
   /** Return the row at a position, or null while it is being fetched. */
@@ -53,12 +55,20 @@ export class Rows {
       this.take(page, found);
     } catch (error) {
       if (this.waiting.get(page) === abort) this.waiting.delete(page);
-      if (error.name !== 'AbortError') this.failed(error);
+      if (this.abort.signal.aborted) return;
+      const isAborted = error.name === 'AbortError'; // by `want`: other rows are visible now
+      if (!isAborted) {
+        if (!this.isRetrying) this.failed(error);
+        if (error.status >= 400 && error.status < 500) return; // it would fail again
+        this.isRetrying = this.n !== null;
+      }
+      if (this.n !== null && !this.complete) this.poll(isAborted ? POLL_MS : RETRY_MS); // the server is still searching
     } finally { abort.abort(); }
   }
 
   take(page, found) {
     if (this.abort.signal.aborted) return;
+    this.isRetrying = false;
     if (found.complete && !this.complete) this.pages.clear(); // sorted and counted anew since
     Object.assign(this, { n: found.n, nTotal: found.n_total, complete: found.complete, progress: found.progress ?? 0, text: found.text ?? '' });
     this.pages.set(page, found.rows);
@@ -66,8 +76,12 @@ export class Rows {
       if (this.pages.size <= MAX_PAGES) break;
       this.pages.delete(key);
     }
-    if (!found.complete && !this.timer) this.timer = setTimeout(() => { this.timer = 0; this.refresh(); }, POLL_MS);
+    if (!found.complete) this.poll(POLL_MS);
     this.changed();
+  }
+
+  poll(delay) {
+    this.timer ||= setTimeout(() => { this.timer = 0; this.refresh(); }, delay);
   }
 
   /** Ask again for what is visible: a scan has found more. */
