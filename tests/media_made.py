@@ -65,11 +65,14 @@ def write_video(
 ) -> Path:
     """Encode images; `matrix` is FFmpeg's number (1: BT.709, 5: BT.601), `times` are pts."""
     images = list(images)
+    options = dict(codec_options or {})
+    if codec == "libx265":  # narrow pictures need it: see `encoding._X265_CUTREE_MIN_WIDTH`
+        options["x265-params"] = f"{options.get('x265-params', 'log-level=none')}:cutree=0"
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w", format=container, options=container_options or {}) as out:
         streams = []
         for n in range(n_streams):
-            added = out.add_stream(codec, rate=rate, options=codec_options or {})
+            added = out.add_stream(codec, rate=rate, options=options)
             stream = cast(VideoStream, added)
             stream.height, stream.width = images[0].shape[0] >> n, images[0].shape[1] >> n
             stream.pix_fmt = pixel_format

@@ -96,6 +96,11 @@ def _x265_options(gop: int, crf: int) -> dict[str, str]:
     }
 
 
+# x265 4.2 reads and writes out of bounds in cutree if its lookahead has fewer than four blocks per
+# row, of 16 pixels each. 64 is on the safe side: a partial fourth block is enough.
+_X265_CUTREE_MIN_WIDTH = 64
+
+
 def _svtav1_options(gop: int, crf: int) -> dict[str, str]:
     return {
         "preset": "8",
@@ -174,7 +179,10 @@ class StreamEncoder:
         codec.thread_type, codec.thread_count = "NONE", 1
         codec.gop_size = gop
         codec.flags |= Flags.global_header | Flags.closed_gop
-        codec.options = settings(gop, crf)
+        options = settings(gop, crf)
+        if encoder == "libx265" and self._size[0] < _X265_CUTREE_MIN_WIDTH:
+            options["x265-params"] += ":cutree=0"
+        codec.options = options
         return codec
 
     def add(self, time: int, picture: Pixels) -> None:

@@ -44,6 +44,16 @@ def test_av1_leaves_the_scheduling_of_the_process_as_it_was() -> None:
     assert policies() == {before}
 
 
+@pytest.mark.parametrize(("width", "has_cutree"), [(16, False), (62, False), (64, True)])
+def test_narrow_hevc_is_encoded_without_cutree(width: int, *, has_cutree: bool) -> None:
+    encoder = StreamEncoder(width, 16, BASE, codec="hevc")
+    assert ("cutree=0" not in encoder._codec.options["x265-params"]) == has_cutree
+    for n in range(20):
+        encoder.add(n, np.full((16, width, 3), 12 * n, np.uint8))
+    means = decoded(encoder.finish(), range(20), (16, width, 3)).mean(axis=(1, 2, 3))
+    np.testing.assert_allclose(means, 12 * np.arange(20), atol=4)
+
+
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
 @pytest.mark.parametrize("gop", [4, 16])
 def test_every_gop_frames_a_closed_group_begins(codec: str, gop: int) -> None:
