@@ -51,13 +51,25 @@ def frames(motion: Motion, rng: np.random.Generator) -> Iterator[Picture]:
     radius, start = rng.uniform(0.09, 0.15), rng.uniform()
     centre_x, centre_y = rng.uniform(-0.1, 0.1, 2)
     is_round = rng.uniform() < 0.5
+    backdrop = _pixels(background)
     for i in range(N_FRAMES):
         right, down, scale = motion(start + i / N_FRAMES)
         across, below = np.abs(x - centre_x - right), np.abs(y - centre_y - down)
+        # Draw only the rectangle around the shape, with one pixel to spare: the edge is blended
+        # over half a pixel beyond the shape.
+        reach = radius * scale + 1 / HEIGHT
+        place = np.ix_(below[:, 0] < reach, across[0] < reach)
+        across, below = across[place], below[place]
         distance = np.hypot(across, below) if is_round else np.maximum(across, below)
         # Blend over one pixel, like a lens.
         cover = np.clip((radius * scale - distance) * HEIGHT + 0.5, 0, 1)[..., None]
-        yield (background * (1 - cover) + colour * cover).round().clip(0, 255).astype(np.uint8)
+        picture = backdrop.copy()
+        picture[place] = _pixels(background[place] * (1 - cover) + colour * cover)
+        yield picture
+
+
+def _pixels(levels: npt.NDArray[np.float64]) -> Picture:
+    return levels.round().clip(0, 255).astype(np.uint8)
 
 
 def write_clip(path: Path, pictures: Iterator[Picture]) -> None:
