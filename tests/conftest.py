@@ -43,6 +43,11 @@ def cpu_device_works() -> bool:
 os.environ.setdefault("DEV", "CPU" if cpu_device_works() else "PYTHON")
 
 
+# Tests start hundreds of programs that import NumPy and multiply no large matrices. More threads of
+# OpenBLAS would only spin, for 0.1 s of CPU time in each program.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 # A shell that starts a program in the background makes it ignore Ctrl-C, and whatever it starts;
 # nohup does the same with SIGHUP.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,6 +130,7 @@ def shared_zygote() -> Iterator[None]:
     markers.pytest_runtest_setup()  # the test itself has started no process yet
     yield
     gc.collect()  # what failures refer to must not end in the middle of other tests
+    gc.freeze()  # later collections skip the modules that tests have imported
 
 
 @pytest.fixture(scope="module")
