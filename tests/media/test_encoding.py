@@ -44,6 +44,16 @@ def test_av1_leaves_the_scheduling_of_the_process_as_it_was() -> None:
     assert policies() == {before}
 
 
+def test_av1_does_not_wait_for_the_packet_of_a_picture() -> None:
+    # In low-delay mode, SVT-AV1 would return with the packet, and sometimes never.
+    encoder = StreamEncoder(64, 48, BASE, codec="av1")
+    for time, picture in pictures(3):
+        assert picture is not None
+        encoder.add(time, picture)
+        assert encoder._packets == []
+    assert encoder.finish().n_frames == 3
+
+
 @pytest.mark.parametrize(("width", "has_cutree"), [(16, False), (62, False), (64, True)])
 def test_narrow_hevc_is_encoded_without_cutree(width: int, *, has_cutree: bool) -> None:
     encoder = StreamEncoder(width, 16, BASE, codec="hevc")
