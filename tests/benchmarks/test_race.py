@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,8 @@ from benchmarks import race
 from benchmarks.__main__ import main
 from benchmarks.child import NotMeasured
 from benchmarks.environments import interpreter
-from benchmarks.peer_programs import Ended
-from benchmarks.race_faults import outcome
+from benchmarks.peer_programs import Ended, run_peer
+from benchmarks.race_faults import NO_MOUNTS, can_mount, in_full_memory, outcome
 from benchmarks.racers import run
 from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
 from benchmarks.racers.workloads import (
@@ -245,6 +246,7 @@ def test_peers_that_fail_are_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_shardio_does_at_faults_as_promised_and_a_bare_map_delivers_damage(tmp_path: Path) -> None:
+    full = "all samples" if can_mount() else NO_MOUNTS
     file = tmp_path / "found.json"
     options = ["--set", "peers=shardio,memmap", "--json", str(file), "--folder", str(tmp_path)]
     assert main(["race.faults", *options]) == 0
@@ -254,19 +256,51 @@ def test_shardio_does_at_faults_as_promised_and_a_bare_map_delivers_damage(tmp_p
             "kill": "all samples",
             "flip": "error, with file and sample",
             "truncate": "error, with file",
+            "full": full,
         },
         "memmap": {
             "kill": "– (it has no worker processes)",
             "flip": "delivered, 1 damaged",
             "truncate": "error",
+            "full": full,
         },
     }
+
+
+needs_mounts = pytest.mark.skipif(not can_mount(), reason="the system has no mount namespaces")
+
+
+@needs_mounts
+def test_a_program_that_needs_a_full_dev_shm_is_killed(tmp_path: Path) -> None:
+    sharing = """
+from multiprocessing.shared_memory import SharedMemory
+block = SharedMemory(create=True, size=2 << 20)
+block.buf[:] = bytes(block.size)
+"""
+    program = in_full_memory([sys.executable, "-c", sharing], tmp_path)
+    assert outcome(run_peer("shardio", program, 60)) == "killed by SIGBUS"
+
+
+@needs_mounts
+def test_files_in_a_full_dev_shm_stay_visible() -> None:
+    looking = """
+import json, shutil, sys, tempfile
+text = open(sys.argv[1]).read()
+found = {"text": text, "folder": tempfile.gettempdir()}
+print(json.dumps(found | {"bytes": shutil.disk_usage("/dev/shm").total}))
+"""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        file = Path(name, "file")
+        file.write_text("whole", "utf-8")
+        program = in_full_memory([sys.executable, "-c", looking, str(file)], file.parent)
+        ended = run_peer("shardio", program, 60)
+    assert ended.answer == {"text": "whole", "folder": "/dev/shm", "bytes": 1 << 20}, ended.reason
 
 
 def test_faults_fail_if_shardio_delivers_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    found = race.WANTED | {"flip": "delivered, 1 damaged"}
+    found = race.WANTED | {"flip": "delivered, 1 damaged", "full": NO_MOUNTS}
     monkeypatch.setattr(race, "outcomes", lambda *_: found)
     assert main(["race.faults", "--set", "peers=shardio", "--folder", str(tmp_path)]) == 1
     said = capsys.readouterr().out
@@ -282,6 +316,7 @@ def test_faults_fail_if_shardio_delivers_damage(
             Ended(None, "exit code 1: Damaged: /x/fault-data/y: sample 7"),
             "error, with file and sample",
         ),
+        (Ended(None, "killed by SIGBUS"), "killed by SIGBUS"),
         (Ended({"missing": 0, "damaged": 0}, ""), "all samples"),
         (Ended({"missing": 2, "damaged": 1}, ""), "delivered, 2 missing, 1 damaged"),
         (Ended({"not possible": "it has no workers"}, ""), "– (it has no workers)"),

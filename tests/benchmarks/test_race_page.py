@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import race_page
 from benchmarks.__main__ import main
+from benchmarks.race_faults import FAULTS
 
 FOUND: dict[str, Any] = json.loads(race_page.FIGURES.read_text("utf-8"))
 Capture = pytest.CaptureFixture[str]
@@ -71,7 +72,9 @@ def test_times_from_the_start_and_faults_are_shown_where_a_run_has_them() -> Non
         unit = "s from start to first batch"
         figure = {"lane": lane, "unit": unit, "min": value, "median": value, "max": value}
         found["cases"]["race.frames"]["figures"].append(figure)
-    outcomes = {"ffcv": {"kill": "–", "flip": "delivered, 1 damaged", "truncate": "error"}}
+    outcomes = {
+        "ffcv": dict(zip(FAULTS, ("–", "delivered, 1 damaged", "error", "hangs"), strict=True))
+    }
     found["cases"]["race.faults"] = {"group": "race", "figures": [], "outcomes": outcomes}
     page = lines(found)
     at = page.index("| loader | first batch after, s |")
@@ -79,7 +82,7 @@ def test_times_from_the_start_and_faults_are_shown_where_a_run_has_them() -> Non
         "| **shardio** | 0.5 (0.5–0.5) |",
         "| Grain | 1.25 (1.25–1.25) |",
     ]
-    assert "| FFCV | – | delivered, 1 damaged | error |" in page
+    assert "| FFCV | – | delivered, 1 damaged | error | hangs |" in page
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
     python -m benchmarks.racers.faults PEER FOLDER kill        kill a worker in mid-epoch
     python -m benchmarks.racers.faults PEER FOLDER flip        flip a bit of a sample in its file
     python -m benchmarks.racers.faults PEER FOLDER truncate    cut off the last quarter of that file
+    python -m benchmarks.racers.faults PEER FOLDER full        load batches of more than 1 MiB
 
 FOLDER holds the files of this peer alone. A peer that raises an error ends the program with it.
 """
@@ -16,6 +17,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,8 @@ from benchmarks.racers.workloads import Batch, Epochs, Workload
 WORKLOAD: Final = Workload("faults", "faults", (64, 64, 3), (64, 64, 3), "uint8", 400, 8)
 FLIPPED: Final = 250
 KILLED_AFTER: Final = 2
+LARGE_BATCH: Final = 100
+"""The samples of a batch that does not fit in /dev/shm, which has 1 MiB for the fault "full"."""
 STEP_S: Final = 0.01
 """The time of a training step."""
 
@@ -116,7 +120,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _with_fault(name: str, workload: Workload, fault: str) -> dict[str, int]:
-    if fault != "kill":
+    if fault == "full":
+        workload = replace(workload, batch_size=LARGE_BATCH)
+    elif fault != "kill":
         path = damaged_file(workload)
         print(f"damaged: {path.name}", file=sys.stderr, flush=True)
         if fault == "flip":

@@ -31,6 +31,17 @@ ENVIRONMENTS: Final[dict[str, tuple[str, ...]]] = {
         "tensorstore==0.1.86",
         "pyarrow==26.0.1",
         "numpy==2.4.6",
+        "simplejpeg==1.9.0",
+    ),
+    "torch210": (  # the newest torch that LeRobot allows
+        "torch==2.10.0",
+        "numpy==2.2.6",
+        "simplejpeg==1.9.0",
+        "megatron-energon==7.4.1",
+        "lerobot==0.4.4",
+        "torchcodec==0.10.0",
+        "datasets==4.8.5",
+        "av==15.1.0",
     ),
     "grain": ("grain==0.2.18", "array_record==0.8.6", "numpy==2.4.6", "simplejpeg==1.9.0"),
     "threads": (
