@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.racers.samples import arrow_values
+from benchmarks.racers.samples import arrow_columns, arrow_values
 from benchmarks.racers.workloads import Batch, Epochs, Workload
 
 N_AHEAD: Final = 4
@@ -42,17 +42,23 @@ def _in_threads(workload: Workload, take: Callable[[Any], Batch]) -> Epochs:
 
 
 def lance(workload: Workload, workers: int) -> Epochs:
-    """Take rows from a column of fixed-size binary values."""
+    """Take rows from a column of fixed-size binary values, or of JPEGs."""
     import lance as library
     import pyarrow
 
-    kind = pyarrow.binary(workload.row_bytes)
+    kind = pyarrow.binary() if workload.is_encoded else pyarrow.binary(workload.row_bytes)
     schema = pyarrow.schema([pyarrow.field("x", kind)])
 
-    def batches() -> Iterator[Any]:
+    def columns() -> Iterator[Any]:
+        if workload.is_encoded:
+            yield from arrow_columns(workload)
+            return
         for rows in workload.chunks():
             buffers = [None, pyarrow.py_buffer(rows)]
-            column = pyarrow.FixedSizeBinaryArray.from_buffers(kind, len(rows), buffers)
+            yield pyarrow.FixedSizeBinaryArray.from_buffers(kind, len(rows), buffers)
+
+    def batches() -> Iterator[Any]:
+        for column in columns():
             yield pyarrow.record_batch([column], schema=schema)
 
     def write(folder: Path) -> None:
@@ -74,9 +80,7 @@ def vortex(workload: Workload, workers: int) -> Epochs:
     schema = pyarrow.schema([pyarrow.field("x", kind, nullable=False)])
 
     def batches() -> Iterator[Any]:
-        for rows in workload.chunks():
-            values = pyarrow.array(rows.reshape(-1))
-            column = pyarrow.FixedSizeListArray.from_arrays(values, workload.row_values)
+        for column in arrow_columns(workload):
             yield pyarrow.record_batch([column], schema=schema)
 
     def write(path: Path) -> None:

@@ -177,27 +177,30 @@ PEERS: Final[dict[str, Peer]] = {
     ),
     "hf": Peer(
         "Hugging Face datasets",
-        ROWS,
+        ANY,
         "torch_formats.hf",
         "torch",
         ("datasets",),
-        '`load_from_disk`, `with_format("arrow")`, in torch\'s DataLoader, batched',
+        '`load_from_disk`, `with_format("arrow")`, in torch\'s DataLoader, batched; `jpeg`: a binary'
+        " column, decoded by simplejpeg",
     ),
     "litdata": Peer(
         "LitData",
-        ROWS,
+        ANY,
         "torch_formats.litdata",
         "torch",
         ("litdata",),
-        "tensors in chunks of 64 MB, `StreamingDataLoader`; `tokens`: `TokensLoader`",
+        "tensors in chunks of 64 MB, `StreamingDataLoader`; `tokens`: `TokensLoader`; `jpeg`:"
+        " bytes, decoded by simplejpeg",
     ),
     "lance": Peer(
         "Lance",
-        ROWS,
+        ANY,
         "columnar.lance",
         "columns",
         ("pylance",),
-        "fixed-size binary values, data format 2.1, `take`, four batches in flight",
+        "fixed-size binary values, data format 2.1, `take`, four batches in flight; `jpeg`: binary"
+        " values, decoded by simplejpeg in the two threads",
     ),
     "vortex": Peer(
         "Vortex",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.racers.workloads import Batch, Workload, augmented
+
+
+FILES_AT_ONCE: Final = 512
 
 
 class Samples:
@@ -48,15 +52,43 @@ def fill(workload: Workload, source: Any, samples: Any, out: Batch) -> None:
         simplejpeg.decode_jpeg(source[i].read_bytes(), buffer=out[j])
 
 
+def arrow_columns(workload: Workload) -> Iterator[Any]:
+    """Yield all samples as Arrow columns of about 16 MB: fixed-size lists of values, or JPEGs."""
+    import pyarrow
+
+    if workload.is_encoded:
+        files = workload.files()
+        for i in range(0, len(files), FILES_AT_ONCE):
+            contents = [path.read_bytes() for path in files[i : i + FILES_AT_ONCE]]
+            yield pyarrow.array(contents, pyarrow.binary())
+        return
+    for rows in workload.chunks():
+        values = pyarrow.array(rows.reshape(-1))
+        yield pyarrow.FixedSizeListArray.from_arrays(values, workload.row_values)
+
+
 def arrow_values(column: Any, workload: Workload) -> Batch:
-    """Return an Arrow column of rows as a NumPy array, without a copy if it has one chunk."""
+    """Return an Arrow column as a NumPy array: its rows without a copy, or its JPEGs decoded."""
     import pyarrow
 
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
+    if workload.is_encoded:
+        return _decoded(column, workload)
     if pyarrow.types.is_fixed_size_list(column.type):
         found: Batch = column.flatten().to_numpy()
     else:
         n, at = len(column) * workload.row_bytes, column.offset * workload.row_bytes
         found = np.frombuffer(column.buffers()[1], np.uint8, n, at).view(workload.dtype)
     return found.reshape(len(column), *workload.stored)
+
+
+def _decoded(contents: Any, workload: Workload) -> Batch:
+    """Decode an Arrow array of JPEGs, which are not copied."""
+    import simplejpeg
+
+    out = np.empty((len(contents), *workload.shape), workload.dtype)
+    for content, frame in zip(contents, out, strict=True):
+        data = np.frombuffer(content.as_buffer(), np.uint8)
+        simplejpeg.decode_jpeg(data, buffer=frame)
+    return out

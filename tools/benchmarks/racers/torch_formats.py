@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.racers.samples import arrow_values
+from benchmarks.racers.samples import arrow_columns, arrow_values
 from benchmarks.racers.torch_loaders import BatchedDataset, by_batches
 from benchmarks.racers.workloads import Batch, Epochs, Workload
 
@@ -71,28 +71,25 @@ def hf(workload: Workload, workers: int) -> Epochs:
     import pyarrow
 
     def write(folder: Path) -> None:
-        parts = [
-            pyarrow.FixedSizeListArray.from_arrays(
-                pyarrow.array(rows.reshape(-1)), workload.row_values
-            )
-            for rows in workload.chunks()
-        ]
-        table = datasets.table.InMemoryTable(pyarrow.table({"x": pyarrow.chunked_array(parts)}))
+        columns = pyarrow.chunked_array(list(arrow_columns(workload)))
+        table = datasets.table.InMemoryTable(pyarrow.table({"x": columns}))
         datasets.Dataset(table).save_to_disk(str(folder), max_shard_size="500MB")
 
     return by_batches(Table(workload, workload.made("hf", write)), workers)
 
 
-class Tensors:
-    """A function for LitData's `optimize` that returns a row, or a part of the token stream."""
+class Inputs:
+    """A function for LitData's `optimize` that returns a row, a JPEG, or a part of the tokens."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
 
     def __call__(self, i: int) -> Any:
-        """Return input `i` as a tensor."""
+        """Return input `i` as a tensor, or as the bytes of a JPEG."""
         import torch
 
+        if self.workload.is_encoded:
+            return self.workload.files()[i].read_bytes()
         rows = self.workload.rows()
         if self.workload.data != "tokens":
             return torch.from_numpy(np.array(rows[i]))
@@ -103,7 +100,16 @@ class Tensors:
 def litdata(workload: Workload, workers: int) -> Epochs:
     """Load LitData's chunks."""
     import litdata as library
+    import torch
     from litdata.streaming.item_loader import TokensLoader
+
+    class Pictures(library.StreamingDataset):  # type: ignore[misc]
+        """A dataset that decodes its samples."""
+
+        def __getitem__(self, index: Any) -> Any:
+            import simplejpeg
+
+            return torch.from_numpy(simplejpeg.decode_jpeg(super().__getitem__(index)))
 
     options: dict[str, Any] = {}
     n_inputs = workload.n_samples
@@ -113,10 +119,11 @@ def litdata(workload: Workload, workers: int) -> Epochs:
 
     def write(folder: Path) -> None:
         writing: dict[str, Any] = {"chunk_bytes": "64MB", "num_workers": 1, **options}
-        library.optimize(Tensors(workload), list(range(n_inputs)), str(folder), **writing)
+        library.optimize(Inputs(workload), list(range(n_inputs)), str(folder), **writing)
 
     folder = workload.made("litdata", write)
-    dataset = library.StreamingDataset(str(folder), shuffle=True, drop_last=False, **options)
+    opened = Pictures if workload.is_encoded else library.StreamingDataset
+    dataset = opened(str(folder), shuffle=True, drop_last=False, **options)
     loader = library.StreamingDataLoader(
         dataset, batch_size=workload.batch_size, num_workers=workers, persistent_workers=True
     )
