@@ -13,6 +13,7 @@ from typing import Any
 
 import av
 import numpy as np
+import pyarrow
 import pytest
 
 from benchmarks import race
@@ -21,10 +22,11 @@ from benchmarks.child import NotMeasured
 from benchmarks.environments import interpreter
 from benchmarks.peer_programs import Ended, run_peer
 from benchmarks.race_faults import NO_MOUNTS, can_mount, in_full_memory, outcome
-from benchmarks.racers import run
+from benchmarks.racers import lerobot, run, samples
 from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
 from benchmarks.racers.workloads import (
     CLIP_FRAMES,
+    VIDEO_FRAMES,
     WORKLOADS,
     Batch,
     Workload,
@@ -119,6 +121,43 @@ def test_files_of_a_peer_are_written_once_and_not_kept_if_that_fails(workload: W
     assert workload.made("x", fail) == place and place.read_bytes() == b"whole"
 
 
+@pytest.mark.parametrize("name", ["tokens", "jpeg"])
+def test_samples_are_the_same_from_arrow_columns(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "FILES_AT_ONCE", 2)  # several chunks
+    workload = workload_of(name, tmp_path, 5)
+    write_data(workload)
+    column = pyarrow.chunked_array(list(samples.arrow_columns(workload)))
+    assert len(column) == 5 and (name == "tokens" or column.num_chunks == 3)
+    for part, wanted in ((column, [0, 1, 2, 3, 4]), (column.take([3, 1]), [3, 1])):
+        values = samples.arrow_values(part, workload)
+        assert values.dtype == workload.dtype and values.shape == (len(wanted), *workload.shape)
+        assert workload.numbers(values).tolist() == wanted
+
+
+def test_a_clip_of_lerobot_lies_in_one_episode_of_each_video() -> None:
+    workload = WORKLOADS["clips"]
+    sampler = lerobot.Starts(workload)
+    epochs = [np.array([*sampler]), np.array([*sampler])]
+    for starts in epochs:
+        assert sorted(starts // VIDEO_FRAMES) == [*range(workload.n_samples)]
+        assert (starts % VIDEO_FRAMES <= VIDEO_FRAMES - CLIP_FRAMES).all()
+    assert len(sampler) == workload.n_samples and (epochs[0] != epochs[1]).any()
+
+
+def test_lerobot_gets_copies_of_the_videos(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.mp4", tmp_path / "1.mp4"]
+    for path in paths:
+        path.write_text(path.name, "utf-8")
+    videos = lerobot.Videos(paths)
+    for path in paths:
+        videos.start_episode([lerobot.KEY], tmp_path)
+        ((copied, statistics),) = videos.finish_episode().values()
+        assert copied.read_text("utf-8") == path.name and copied not in paths
+        assert copied.parent.parent == tmp_path and statistics is None
+
+
 # --- checks --------------------------------------------------------------------------------------
 
 
@@ -130,8 +169,8 @@ class Faulty:
 
     def __call__(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch; that of epoch 1 has the fault."""
-        for step, samples in enumerate(self.workload.batches(epoch)):
-            batch = self.workload.rows()[samples]
+        for step, chosen in enumerate(self.workload.batches(epoch)):
+            batch = self.workload.rows()[chosen]
             yield self.change(batch) if (epoch, step) == (1, 2) else batch
 
 

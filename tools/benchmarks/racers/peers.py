@@ -181,8 +181,8 @@ PEERS: Final[dict[str, Peer]] = {
         "torch_formats.hf",
         "torch",
         ("datasets",),
-        '`load_from_disk`, `with_format("arrow")`, in torch\'s DataLoader, batched; `jpeg`: a binary'
-        " column, decoded by simplejpeg",
+        '`load_from_disk`, `with_format("arrow")`, in torch\'s DataLoader, batched; `jpeg`: a'
+        " binary column, decoded by simplejpeg",
     ),
     "litdata": Peer(
         "LitData",
@@ -235,6 +235,24 @@ PEERS: Final[dict[str, Peer]] = {
         "torch",
         ("av", "torch"),
         "containers that stay open, a thread for each clip, in torch's DataLoader",
+    ),
+    "energon": Peer(
+        "Megatron-Energon",
+        ("frames", "jpeg"),
+        "energon.energon",
+        "torch210",
+        ("megatron-energon", "torch"),
+        "indexed tars of 64 MiB, `CrudeWebdataset`, `repeat=False`, `max_samples_per_sequence=100`,"
+        " `shuffle_buffer_size=500`; `jpeg`: bytes, decoded by simplejpeg",
+    ),
+    "lerobot": Peer(
+        "LeRobot",
+        ("clips",),
+        "lerobot.lerobot",
+        "torch210",
+        ("lerobot", "torchcodec", "torch"),
+        "the same H.264 in a dataset of format 3, `delta_timestamps` of 16 frames, torchcodec, in"
+        " torch's DataLoader; `image_transforms` turns its float32 into bytes again",
     ),
     "tinyloader": Peer(
         "tinyloader",

@@ -9,7 +9,6 @@ import numpy as np
 
 from benchmarks.racers.workloads import Batch, Workload, augmented
 
-
 FILES_AT_ONCE: Final = 512
 
 

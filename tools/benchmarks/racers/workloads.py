@@ -28,6 +28,7 @@ CLIP_SIDE: Final = 112
 CLIP_MARK: Final = CLIP_SIDE // N_BITS
 CLIP_FRAMES: Final = 16
 VIDEO_FRAMES: Final = 64
+VIDEO_RATE: Final = 25
 CHUNK_BYTES: Final = 16 << 20
 """The bytes of rows that are passed at a time to a peer's writer that takes several rows."""
 
@@ -226,7 +227,7 @@ def _write_videos(workload: Workload, folder: Path) -> None:
     for i in range(workload.n_samples):
         scene = _frame(i)
         with av.open(str(folder / f"{i:06d}.mp4"), "w") as container:
-            stream = container.add_stream("libx264", rate=25, options=settings)
+            stream = container.add_stream("libx264", rate=VIDEO_RATE, options=settings)
             stream.width = stream.height = CLIP_SIDE
             stream.pix_fmt = "yuv420p"
             for n in range(VIDEO_FRAMES):  # the camera pans
