@@ -69,7 +69,7 @@ def _bytes(frames: Any) -> Any:
     """Return frames of float32 with channels first as bytes with channels last."""
     import torch
 
-    return (frames * 255).round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    return frames.mul_(255).round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 class Videos:

@@ -191,7 +191,7 @@ PEERS: Final[dict[str, Peer]] = {
         "torch",
         ("litdata",),
         "tensors in chunks of 64 MB, `StreamingDataLoader`; `tokens`: `TokensLoader`; `jpeg`:"
-        " bytes, decoded by simplejpeg",
+        " bytes, decoded by simplejpeg in `collate_fn`",
     ),
     "lance": Peer(
         "Lance",
@@ -243,7 +243,7 @@ PEERS: Final[dict[str, Peer]] = {
         "torch210",
         ("megatron-energon", "torch"),
         "indexed tars of 64 MiB, `CrudeWebdataset`, `repeat=False`, `max_samples_per_sequence=100`,"
-        " `shuffle_buffer_size=500`; `jpeg`: bytes, decoded by simplejpeg",
+        " `shuffle_buffer_size=500`, `prefetch_factor=4`; `jpeg`: bytes, decoded by simplejpeg",
     ),
     "lerobot": Peer(
         "LeRobot",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -51,6 +51,16 @@ def fill(workload: Workload, source: Any, samples: Any, out: Batch) -> None:
         simplejpeg.decode_jpeg(source[i].read_bytes(), buffer=out[j])
 
 
+def decoded(contents: Sequence[Any], workload: Workload) -> Batch:
+    """Return JPEGs, decoded into one array."""
+    import simplejpeg
+
+    out = np.empty((len(contents), *workload.shape), workload.dtype)
+    for content, frame in zip(contents, out, strict=True):
+        simplejpeg.decode_jpeg(content, buffer=frame)
+    return out
+
+
 def arrow_columns(workload: Workload) -> Iterator[Any]:
     """Yield all samples as Arrow columns of about 16 MB: fixed-size lists of values, or JPEGs."""
     import pyarrow
@@ -73,21 +83,11 @@ def arrow_values(column: Any, workload: Workload) -> Batch:
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     if workload.is_encoded:
-        return _decoded(column, workload)
+        buffers = [np.frombuffer(content.as_buffer(), np.uint8) for content in column]
+        return decoded(buffers, workload)
     if pyarrow.types.is_fixed_size_list(column.type):
         found: Batch = column.flatten().to_numpy()
     else:
         n, at = len(column) * workload.row_bytes, column.offset * workload.row_bytes
         found = np.frombuffer(column.buffers()[1], np.uint8, n, at).view(workload.dtype)
     return found.reshape(len(column), *workload.stored)
-
-
-def _decoded(contents: Any, workload: Workload) -> Batch:
-    """Decode an Arrow array of JPEGs, which are not copied."""
-    import simplejpeg
-
-    out = np.empty((len(contents), *workload.shape), workload.dtype)
-    for content, frame in zip(contents, out, strict=True):
-        data = np.frombuffer(content.as_buffer(), np.uint8)
-        simplejpeg.decode_jpeg(data, buffer=frame)
-    return out

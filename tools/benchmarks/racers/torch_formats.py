@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.racers.samples import arrow_columns, arrow_values
+from benchmarks.racers.samples import arrow_columns, arrow_values, decoded
 from benchmarks.racers.torch_loaders import BatchedDataset, by_batches
 from benchmarks.racers.workloads import Batch, Epochs, Workload
 
@@ -103,14 +103,6 @@ def litdata(workload: Workload, workers: int) -> Epochs:
     import torch
     from litdata.streaming.item_loader import TokensLoader
 
-    class Pictures(library.StreamingDataset):  # type: ignore[misc]
-        """A dataset that decodes its samples."""
-
-        def __getitem__(self, index: Any) -> Any:
-            import simplejpeg
-
-            return torch.from_numpy(simplejpeg.decode_jpeg(super().__getitem__(index)))
-
     options: dict[str, Any] = {}
     n_inputs = workload.n_samples
     if workload.data == "tokens":
@@ -122,9 +114,9 @@ def litdata(workload: Workload, workers: int) -> Epochs:
         library.optimize(Inputs(workload), list(range(n_inputs)), str(folder), **writing)
 
     folder = workload.made("litdata", write)
-    opened = Pictures if workload.is_encoded else library.StreamingDataset
-    dataset = opened(str(folder), shuffle=True, drop_last=False, **options)
-    loader = library.StreamingDataLoader(
-        dataset, batch_size=workload.batch_size, num_workers=workers, persistent_workers=True
-    )
+    dataset = library.StreamingDataset(str(folder), shuffle=True, drop_last=False, **options)
+    loading: dict[str, Any] = {"batch_size": workload.batch_size, "persistent_workers": True}
+    if workload.is_encoded:
+        loading["collate_fn"] = lambda contents: torch.from_numpy(decoded(contents, workload))
+    loader = library.StreamingDataLoader(dataset, num_workers=workers, **loading)
     return lambda epoch: (batch.numpy().view(workload.dtype) for batch in loader)
