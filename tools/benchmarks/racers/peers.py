@@ -251,8 +251,9 @@ PEERS: Final[dict[str, Peer]] = {
         "lerobot.lerobot",
         "torch210",
         ("lerobot", "torchcodec", "torch"),
-        "the same H.264 in a dataset of format 3, `delta_timestamps` of 16 frames, torchcodec, in"
-        " torch's DataLoader; `image_transforms` turns its float32 into bytes again",
+        "format 3, with the same streams of H.264, appended to one file; clips by"
+        " `delta_timestamps`, decoded by torchcodec, in torch's DataLoader; `image_transforms`"
+        " converts the float32 frames to bytes",
     ),
     "tinyloader": Peer(
         "tinyloader",
