@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.racers.samples import decoded
 from benchmarks.racers.workloads import Epochs, Workload
 
 DATASET: Final = """\
@@ -35,30 +36,30 @@ def energon(workload: Workload, workers: int) -> Epochs:
 
 
 def _encoder(workload: Workload) -> Any:
-    """Return a task encoder that views or decodes samples, and stacks them."""
+    """Return a task encoder that gathers or decodes the samples of a batch."""
     import torch
     from megatron.energon import Cooker, DefaultTaskEncoder, basic_sample_keys, stateless
 
     @stateless  # type: ignore[untyped-decorator]
     def cook(files: Any) -> Any:
-        if workload.is_encoded:
-            import simplejpeg
-
-            row = simplejpeg.decode_jpeg(files["jpg"])
-        else:
-            row = np.frombuffer(files["bin"], workload.dtype).reshape(workload.stored)
-        return {**basic_sample_keys(files), "x": row}
+        return {**basic_sample_keys(files), "x": files["jpg" if workload.is_encoded else "bin"]}
 
     class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
-        """Samples are dictionaries, from bytes that energon does not decode."""
+        """Samples are bytes, which energon does not decode."""
 
         decoder = None
         cookers = (Cooker(cook),)
 
         @stateless  # type: ignore[untyped-decorator]
         def batch(self, samples: Any) -> Any:
-            """Return the stacked samples."""
-            return {"x": torch.from_numpy(np.stack([sample["x"] for sample in samples]))}
+            """Return the samples in one tensor."""
+            contents = [sample["x"] for sample in samples]
+            if workload.is_encoded:
+                return {"x": torch.from_numpy(decoded(contents, workload))}
+            out = np.empty((len(contents), workload.row_values), workload.dtype)
+            for content, row in zip(contents, out, strict=True):
+                row[:] = np.frombuffer(content, workload.dtype)
+            return {"x": torch.from_numpy(out.reshape(-1, *workload.shape))}
 
     return Encoder()
 

@@ -243,7 +243,8 @@ PEERS: Final[dict[str, Peer]] = {
         "torch210",
         ("megatron-energon", "torch"),
         "indexed tars of 64 MiB, `CrudeWebdataset`, `repeat=False`, `max_samples_per_sequence=100`,"
-        " `shuffle_buffer_size=500`, `prefetch_factor=4`; `jpeg`: bytes, decoded by simplejpeg",
+        " `shuffle_buffer_size=500`, `prefetch_factor=4`; `jpeg`: bytes, decoded by simplejpeg"
+        " in `batch`",
     ),
     "lerobot": Peer(
         "LeRobot",
