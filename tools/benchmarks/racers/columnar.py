@@ -17,7 +17,7 @@ N_AHEAD: Final = 4
 """The number of batches in flight."""
 
 
-def _ahead(workload: Workload, start: Callable[[Any], Callable[[], Batch]]) -> Epochs:
+def ahead(workload: Workload, start: Callable[[Any], Callable[[], Batch]]) -> Epochs:
     """Return epochs that keep N_AHEAD batches in flight.
 
     `start` starts to read the given samples, and returns a function that waits for the batch.
@@ -38,7 +38,7 @@ def _ahead(workload: Workload, start: Callable[[Any], Callable[[], Batch]]) -> E
 def _in_threads(workload: Workload, take: Callable[[Any], Batch]) -> Epochs:
     """Return epochs that call `take` in two threads, which wait for those of the library."""
     pool = ThreadPoolExecutor(2)
-    return _ahead(workload, lambda samples: pool.submit(take, samples).result)
+    return ahead(workload, lambda samples: pool.submit(take, samples).result)
 
 
 def lance(workload: Workload, workers: int) -> Epochs:
@@ -106,13 +106,13 @@ def tensorstore(workload: Workload, workers: int) -> Epochs:
     n_inner, n_outer = (16, 8192) if workload.data == "tokens" else (1, 64)
 
     def write(folder: Path) -> None:
-        inner = _named("bytes", {"endian": "little"})
+        inner = named("bytes", {"endian": "little"})
         shape = {"chunk_shape": [n_inner, *workload.stored], "codecs": [inner]}
         metadata = {
             "shape": [workload.n_samples, *workload.stored],
             "data_type": workload.dtype,
-            "chunk_grid": _named("regular", {"chunk_shape": [n_outer, *workload.stored]}),
-            "codecs": [_named("sharding_indexed", shape)],
+            "chunk_grid": named("regular", {"chunk_shape": [n_outer, *workload.stored]}),
+            "codecs": [named("sharding_indexed", shape)],
         }
         array = library.open(_store(folder) | {"metadata": metadata, "create": True}).result()
         rows = workload.rows()
@@ -127,10 +127,11 @@ def tensorstore(workload: Workload, workers: int) -> Epochs:
     }
     options = {"context": context, "recheck_cached_data": "open"}
     array = library.open(_store(folder) | options, read=True, open=True).result()
-    return _ahead(workload, lambda samples: array[np.sort(samples)].read().result)
+    return ahead(workload, lambda samples: array[np.sort(samples)].read().result)
 
 
-def _named(name: str, configuration: Any) -> dict[str, Any]:
+def named(name: str, configuration: Any) -> dict[str, Any]:
+    """Return an extension of Zarr, such as a codec, in its JSON form."""
     return {"name": name, "configuration": configuration}
 
 

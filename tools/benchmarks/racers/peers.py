@@ -65,6 +65,7 @@ ENVIRONMENTS: Final[dict[str, tuple[str, ...]]] = {
 FRAMES: Final = ("frames",)
 ROWS: Final = ("frames", "tokens")
 ANY: Final = ("frames", "tokens", "jpeg")
+REMOTE: Final = "remote"
 ALL: Final = tuple(WORKLOADS)
 
 
@@ -109,7 +110,7 @@ PEERS: Final[dict[str, Peer]] = {
         "baselines.shardio",
         "shardio",
         ("shardio-loader",),
-        "`ShardLoader(…, shuffle=True)`; every hash is verified, as by default",
+        "`ShardLoader(…, shuffle=True)`; every hash is verified, as by default; `remote`: `cache=`",
     ),
     "ffcv": Peer(
         "FFCV",
@@ -153,19 +154,21 @@ PEERS: Final[dict[str, Peer]] = {
     ),
     "mds": Peer(
         "MosaicML streaming",
-        ROWS,
+        (*ROWS, REMOTE),
         "torch_loaders.mds",
         "mosaicml",
         ("mosaicml-streaming",),
-        "`ndarray` columns without compression, torch's DataLoader",
+        "`ndarray` columns without compression, torch's DataLoader"
+        "; `remote`: its own S3 client, boto3",
     ),
     "wds": Peer(
         "webdataset",
-        FRAMES,
+        (*FRAMES, REMOTE),
         "torch_loaders.wds",
         "torch",
         ("webdataset",),
-        "tars of 64 MiB, `shardshuffle=100`, `shuffle(500)`, batches made by the workers",
+        "tars of 64 MiB, `shardshuffle=100`, `shuffle(500)`, batches made by the workers"
+        "; `remote`: over HTTP, by curl, with `cache_dir`",
     ),
     "hdf5": Peer(
         "h5py",
@@ -186,21 +189,22 @@ PEERS: Final[dict[str, Peer]] = {
     ),
     "litdata": Peer(
         "LitData",
-        ANY,
+        (*ANY, REMOTE),
         "torch_formats.litdata",
         "torch",
         ("litdata",),
         "tensors in chunks of 64 MB, `StreamingDataLoader`; `tokens`: `TokensLoader`; `jpeg`:"
-        " bytes, decoded by simplejpeg in `collate_fn`",
+        " bytes, decoded by simplejpeg in `collate_fn`; `remote`: `cache_dir`; patched to accept"
+        " HTTP without TLS",
     ),
     "lance": Peer(
         "Lance",
-        ANY,
+        (*ANY, REMOTE),
         "columnar.lance",
         "columns",
         ("pylance",),
         "fixed-size binary values, data format 2.1, `take`, four batches in flight; `jpeg`: binary"
-        " values, decoded by simplejpeg in the two threads",
+        " values, decoded by simplejpeg in the two threads; `remote`: no cache",
     ),
     "vortex": Peer(
         "Vortex",
@@ -212,12 +216,13 @@ PEERS: Final[dict[str, Peer]] = {
     ),
     "tensorstore": Peer(
         "TensorStore",
-        ROWS,
+        (*ROWS, REMOTE),
         "columnar.tensorstore",
         "columns",
         ("tensorstore",),
         "Zarr 3 with sharding: chunks of a frame or 16 rows, no compression, sorted reads of four"
-        " batches in flight",
+        " batches in flight"
+        "; `remote`: the driver `s3`, 64 requests at a time, no cache on disk",
     ),
     "torchcodec": Peer(
         "torchcodec",
@@ -272,9 +277,14 @@ def peers_of(workload: str) -> list[str]:
     return [name for name, peer in PEERS.items() if workload in peer.workloads]
 
 
-def loader_of(peer: Peer) -> Loader:
-    """Return the function that writes a peer's files if they are missing, and opens its loader."""
+def loader_of(peer: Peer, workload: str = "") -> Loader:
+    """Return the function that writes a peer's files if they are missing, and opens its loader.
+
+    For the workload "remote", this is the function of the same name in the module `remote`.
+    """
     module, _, name = peer.place.partition(".")
+    if workload == REMOTE:
+        module = workload
     found: Loader = getattr(import_module(f"benchmarks.racers.{module}"), name)
     return found
 

@@ -1,14 +1,15 @@
 """Run one peer on one workload, and print its figures as a line of JSON.
 
-    python -m benchmarks.racers.run PEER WORKLOAD FOLDER [SAMPLES [WORKERS [STARTED_S]]]
-    python -m benchmarks.racers.run --prepare PEER WORKLOAD FOLDER [SAMPLES]
+    python -m benchmarks.racers.run PEER WORKLOAD FOLDER [SAMPLES [WORKERS [STARTED_S [STORE]]]]
+    python -m benchmarks.racers.run --prepare PEER WORKLOAD FOLDER [SAMPLES …]
 
 The first epoch, in which pages are mapped and shardio verifies every hash, has a rate of its own.
 The rate of the best of the other epochs favours peers that prepare batches between epochs; the rate
 of a stream of epochs without a pause does not. The consumer copies every batch into one buffer, as
 an upload to a device does: no peer gains by delivering memory that nobody reads. An epoch before
 the stream must deliver every sample exactly once; otherwise, the peer has no figures. With
---prepare, the peer's files are written, and nothing is measured.
+--prepare, the peer's files are written, and nothing is measured. STORE is the endpoint of an object
+store that serves FOLDER, a comma, and the empty folder of the peer's cache.
 
 The program runs in the interpreter of each peer, and imports only NumPy and the peer.
 """
@@ -20,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ import numpy as np
 
 from benchmarks import child
 from benchmarks.racers.peers import PEERS, installed_versions, loader_of
+from benchmarks.racers.store import Store
 from benchmarks.racers.workloads import Batch, Epochs, Workload, workload_of
 
 N_EPOCHS: Final = 3
@@ -43,6 +46,7 @@ def figures(epochs: Epochs, workload: Workload, started_s: float) -> Mapping[str
     """Run all epochs; return figures by unit. `started_s` is the time of the process's start."""
     out = np.empty((workload.batch_size, *workload.shape), workload.dtype)
     rates, first_s, from_start_s = list[float](), list[float](), list[float]()
+    fetched = dict[str, float]()
     for epoch in range(N_EPOCHS):
         begun_s, numbers = time.monotonic(), list[Batch]()
         for batch in epochs(epoch):
@@ -50,6 +54,8 @@ def figures(epochs: Epochs, workload: Workload, started_s: float) -> Mapping[str
                 first_s.append(time.monotonic())
             numbers.append(workload.numbers(_copied(batch, out)))
         ended_s = time.monotonic()
+        if workload.store is not None and epoch == 0:
+            fetched = workload.store.fetched()
         _check(np.concatenate(numbers) if numbers else np.empty(0, np.int64), workload)
         rates.append(workload.n_samples / (ended_s - begun_s))
         from_start_s.append(ended_s - started_s)
@@ -61,6 +67,7 @@ def figures(epochs: Epochs, workload: Workload, started_s: float) -> Mapping[str
         "s from start to first batch": first_s[0],
         "s from start to end of epoch": from_start_s[0],
         "s to first batch of later epochs": min(first_s[1:]),
+        **fetched,
     }
 
 
@@ -129,10 +136,13 @@ def main(arguments: list[str]) -> None:
     """Run the peer, or write its files."""
     is_prepared_only = arguments[0] == "--prepare"
     name, workload_name, folder, *numbers = arguments[is_prepared_only:]
-    defaults = ["0", "2", str(time.monotonic())]
-    n_samples, workers, started_s = numbers + defaults[len(numbers) :]
+    defaults = ["0", "2", str(time.monotonic()), ""]
+    n_samples, workers, started_s, store = numbers + defaults[len(numbers) :]
     peer, workload = PEERS[name], workload_of(workload_name, Path(folder), int(n_samples))
-    epochs = loader_of(peer)(workload, int(workers))
+    if store:
+        endpoint, _, cache = store.partition(",")
+        workload = replace(workload, store=Store(endpoint, Path(cache)))
+    epochs = loader_of(peer, workload_name)(workload, int(workers))
     if is_prepared_only:
         print(json.dumps({"versions": installed_versions(peer)}), flush=True)
     else:

@@ -81,7 +81,8 @@ def torchdl_batched(workload: Workload, workers: int) -> Epochs:
     return by_batches(BatchedDataset(workload), workers)
 
 
-def _stacked(samples: Any) -> Batch:
+def stacked(samples: Any) -> Batch:
+    """Collate the samples of MosaicML's dataset into a batch."""
     return np.stack([sample["x"] for sample in samples])
 
 
@@ -100,12 +101,13 @@ def mds(workload: Workload, workers: int) -> Epochs:
     streaming.base.util.clean_stale_shared_memory()
     options: dict[str, Any] = {"shuffle": True, "batch_size": workload.batch_size}
     dataset = streaming.StreamingDataset(local=str(folder), **options)
-    options = {"collate_fn": _stacked, "persistent_workers": True}
+    options = {"collate_fn": stacked, "persistent_workers": True}
     loader = DataLoader(dataset, workload.batch_size, num_workers=workers, **options)
     return lambda epoch: iter(loader)
 
 
-def _first_fields(samples: Any) -> Batch:
+def first_fields(samples: Any) -> Batch:
+    """Collate the tuples of webdataset into a batch."""
     return np.stack([sample[0] for sample in samples])
 
 
@@ -122,6 +124,6 @@ def wds(workload: Workload, workers: int) -> Epochs:
 
     tars = sorted(map(str, workload.made("wds", write).glob("*.tar")))
     dataset = webdataset.WebDataset(tars, shardshuffle=100).shuffle(500).decode()
-    batches = dataset.to_tuple("x.npy").batched(workload.batch_size, collation_fn=_first_fields)
+    batches = dataset.to_tuple("x.npy").batched(workload.batch_size, collation_fn=first_fields)
     loader = webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
     return lambda epoch: iter(loader)

@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.racers.store import Store
+
 Batch = npt.NDArray[Any]
 Epochs = Callable[[int], Iterator[Any]]
 """The batches of an epoch, by its number."""
@@ -48,6 +50,8 @@ class Workload:
     n_samples: int
     batch_size: int
     parent: Path = Path()
+    store: Store | None = None
+    """The object store from which peers read, which serves `parent`; None if they read files."""
 
     @property
     def folder(self) -> Path:
@@ -145,6 +149,7 @@ WORKLOADS: Final = {
         Workload("augment", "frames", _FRAME, (CROP, CROP, 3), "uint8", 2048, 64),
         Workload("jpeg", "jpeg", _FRAME, _FRAME, "uint8", 2048, 64),
         Workload("clips", "clips", _CLIP, _CLIP, "uint8", 256, 8),
+        Workload("remote", "frames", _FRAME, _FRAME, "uint8", 2048, 64),
     )
 }
 
