@@ -49,6 +49,7 @@ UNITS = {
     "CPU µs/sample",
     "MB of memory",
 }
+FETCHED = {"requests of the first epoch", "MB of the first epoch"}
 
 
 # --- peers ---------------------------------------------------------------------------------------
@@ -64,6 +65,11 @@ def test_every_peer_has_a_loader_an_environment_and_workloads(name: str) -> None
     peer = PEERS[name]
     assert callable(loader_of(peer))
     assert {*peer.workloads} <= {*WORKLOADS} and peer.environment in ENVIRONMENTS
+
+
+@pytest.mark.parametrize("name", peers_of("remote"))
+def test_peers_that_read_from_an_object_store_have_a_loader_for_it(name: str) -> None:
+    assert loader_of(PEERS[name], "remote").__module__ == "benchmarks.racers.remote"
 
 
 def test_every_workload_has_a_baseline_or_another_loader_beside_shardio() -> None:
@@ -257,6 +263,7 @@ def raced(workload: str, peers: str, folder: Path, n_samples: int = N_SAMPLES) -
         ("augment", "shardio"),
         ("jpeg", "limit,memmap,shardio"),
         ("clips", "shardio"),
+        ("remote", "shardio"),
     ],
 )
 def test_peers_race(workload: str, peers: str, tmp_path: Path) -> None:
@@ -264,9 +271,21 @@ def test_peers_race(workload: str, peers: str, tmp_path: Path) -> None:
     found = raced(workload, peers, tmp_path, {"clips": 16, "jpeg": 64}.get(workload, N_SAMPLES))
     assert found["notes"] == []
     assert {each["lane"] for each in found["figures"]} == {*here}
-    assert {each["unit"] for each in found["figures"]} == UNITS
+    units = UNITS | FETCHED if workload == "remote" else UNITS
+    assert {each["unit"] for each in found["figures"]} == units
     assert all(each["min"] > 0 for each in found["figures"])
     assert found["versions"]["shardio"].keys() == {"shardio-loader"}
+
+
+@pytest.mark.slow
+def test_a_peer_fetches_everything_in_every_run_since_its_cache_is_new(tmp_path: Path) -> None:
+    for _ in range(2):
+        found = raced("remote", "shardio", tmp_path)
+        fetched = {each["unit"]: each["min"] for each in found["figures"]}
+        n_bytes = workload_of("remote", tmp_path).row_bytes * N_SAMPLES
+        assert 1 < fetched["MB of the first epoch"] * 1e6 / n_bytes < 1.01
+        assert fetched["requests of the first epoch"] > 2
+    assert [path.name for path in (tmp_path / "race").iterdir()] == [f"frames-{N_SAMPLES}"]
 
 
 def test_peers_that_fail_are_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

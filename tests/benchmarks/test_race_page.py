@@ -13,6 +13,7 @@ import pytest
 from benchmarks import race_page
 from benchmarks.__main__ import main
 from benchmarks.race_faults import FAULTS
+from benchmarks.racers.workloads import WORKLOADS
 
 FOUND: dict[str, Any] = json.loads(race_page.FIGURES.read_text("utf-8"))
 Capture = pytest.CaptureFixture[str]
@@ -83,6 +84,37 @@ def test_times_from_the_start_and_faults_are_shown_where_a_run_has_them() -> Non
         "| Grain | 1.25 (1.25–1.25) |",
     ]
     assert "| FFCV | – | delivered, 1 damaged | error | hangs |" in page
+
+
+def test_the_workload_with_a_store_is_ranked_by_its_first_epoch() -> None:
+    found = copy.deepcopy(FOUND)
+    case = found["cases"]["race.remote"] = copy.deepcopy(found["cases"]["race.frames"])
+    units = [
+        (race_page.FIRST, 2000.0, 1000.0),
+        ("s from start to first batch", 1.0, 2.0),
+        ("requests of the first epoch", 50.0, 16.0),
+    ]
+    case["figures"] = [
+        {"lane": lane, "unit": unit, "min": value, "median": value, "max": value}
+        for unit, *values in units
+        for lane, value in zip(("shardio", "wds"), values, strict=True)
+    ]
+    texts = race_page.render(found)
+    page = texts[race_page.PAGE].splitlines()
+    at = page.index(f"### {race_page.TITLES['remote']}")
+    assert page[at + 6 :][:4] == [
+        "| loader | first epoch, samples/s | shardio ÷ loader | first batch after, s | requests |",
+        "|---|---|---|---|---|",
+        "| **shardio** | 2,000 (2,000–2,000) | 1.00 | 1 (1–1) | 50 (50–50) |",
+        "| webdataset | 1,000 (1,000–1,000) | 2.00 | 2 (2–2) | 16 (16–16) |",
+    ]
+    loss = "| `remote` | requests | webdataset | 16 (16–16) | 50 (50–50) | 3.12 |"
+    assert loss in page
+    assert "in the first epoch" in texts[race_page.PLOTS / "remote.svg"]
+
+
+def test_every_workload_has_a_title() -> None:
+    assert {*race_page.TITLES} == {*WORKLOADS}
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,19 @@ COLUMNS: Final = {
     "s from start to end of epoch": "first epoch after, s",
     "CPU µs/sample": "CPU, µs/sample",
     "MB of memory": "memory, MB",
+    "requests of the first epoch": "requests",
+    "MB of the first epoch": "fetched, MB",
 }
 """The headings of figures, by their units."""
 RATES: Final = (STREAM, "samples/s", FIRST, "CPU µs/sample")
+REMOTE: Final = (
+    FIRST,
+    "s from start to first batch",
+    "s from start to end of epoch",
+    "samples/s",
+    "requests of the first epoch",
+    "MB of the first epoch",
+)
 COSTS: Final = ("s from start to first batch", "s from start to end of epoch", "MB of memory")
 TITLES: Final = {
     "frames": "Frames of 224×224×3 bytes, in random order",
@@ -43,6 +53,13 @@ TITLES: Final = {
     "augment": "Frames with a random crop and flip",
     "jpeg": "JPEGs, decoded to 224×224×3",
     "clips": "Random clips of 16 frames of 112×112, decoded from H.264",
+    "remote": "Frames in an object store, with an empty cache",
+}
+SHOWN: Final = dict.fromkeys(TITLES, RATES) | {"remote": REMOTE}
+"""The units of each workload's table; the peers are sorted by the first, which the plot shows."""
+AXES: Final = {
+    STREAM: "samples per second in a stream of epochs",
+    FIRST: "samples per second in the first epoch",
 }
 README_HEADINGS: Final = {
     "frames": "frames 224×224×3",
@@ -167,7 +184,7 @@ def _workloads(cases: Mapping[str, Case]) -> dict[str, str]:
     sections = [
         f"### {TITLES[name]}\n\n`tools/bench race.{name}`\n\n"
         f"![{TITLES[name]}]({PLOTS.name}/{name}.svg)\n\n"
-        f"{markdown(_figures(case, RATES, with_ratio=True))}"
+        f"{markdown(_figures(case, SHOWN[name], with_ratio=True))}"
         for name, case in cases.items()
     ]
     return {"workloads": "\n" + "\n".join(sections) + "\n"}
@@ -257,20 +274,19 @@ def _short(case: Case, peer: str) -> str:
 
 
 def _plot(name: str, case: Case) -> str:
-    """Return a plot of the streams of all peers, with the range of all rounds."""
-    rows = []
-    for peer in case.ranked(STREAM):
-        if figure := case.figure(peer, STREAM):
+    """Return a plot of the first unit of a workload for all peers, with the range of all rounds."""
+    unit, rows = SHOWN[name][0], []
+    for peer in case.ranked(unit):
+        if figure := case.figure(peer, unit):
             low, value, high = (figure[key] for key in ("min", "median", "max"))
             rows.append(Dot(_title(peer), low, value, high, peer == "shardio"))
-    return dots(TITLES[name], _axis(rows), rows)
+    return dots(TITLES[name], _axis(AXES[unit], rows), rows)
 
 
-def _axis(rows: list[Dot]) -> Axis:
+def _axis(text: str, rows: list[Dot]) -> Axis:
     """Return a logarithmic axis whose ticks are the powers of ten around all values."""
     low, high = min(row.low for row in rows), max(row.high for row in rows)
-    ticks = list(_powers(low, high))
-    return Axis("samples per second in a stream of epochs", ticks, is_log=True)
+    return Axis(text, list(_powers(low, high)), is_log=True)
 
 
 def _powers(low: float, high: float) -> Iterator[float]:

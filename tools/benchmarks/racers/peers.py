@@ -159,7 +159,7 @@ PEERS: Final[dict[str, Peer]] = {
         "mosaicml",
         ("mosaicml-streaming",),
         "`ndarray` columns without compression, torch's DataLoader"
-        "; `remote`: its own S3 client, boto3",
+        "; `remote`: by boto3, whose client is closed before workers fork",
     ),
     "wds": Peer(
         "webdataset",

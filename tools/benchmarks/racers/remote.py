@@ -78,7 +78,11 @@ def shardio(workload: Workload, workers: int) -> Epochs:
 
 
 def mds(workload: Workload, workers: int) -> Epochs:
-    """Load MosaicML's shards."""
+    """Load MosaicML's shards.
+
+    The client that has downloaded the index is dropped. Otherwise, forked workers share its
+    connection, and read each other's answers: epochs then take a minute, or fail.
+    """
     import streaming
     from torch.utils.data import DataLoader
 
@@ -96,6 +100,8 @@ def mds(workload: Workload, workers: int) -> Epochs:
     streaming.base.util.clean_stale_shared_memory()
     options: dict[str, Any] = {"shuffle": True, "batch_size": workload.batch_size}
     dataset = streaming.StreamingDataset(remote=f"s3://{key}", local=str(store.cache), **options)
+    for stream in dataset.streams:
+        stream._downloader.clean_up()
     options = {"collate_fn": stacked, "persistent_workers": True}
     loader = DataLoader(dataset, workload.batch_size, num_workers=workers, **options)
     return lambda epoch: iter(loader)
