@@ -133,7 +133,7 @@ def test_listings(store: ObjectStore) -> None:
 
 
 def test_listings_have_pages(store: ObjectStore) -> None:
-    pages, token = [], ""
+    pages, token = list[list[str]](), ""
     while not pages or token:
         more = {"continuation_token": token} if token else {}
         keys, prefixes, token = listed(store, delimiter="/", max_keys="1", **more)
