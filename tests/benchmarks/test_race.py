@@ -19,8 +19,10 @@ import pytest
 from benchmarks import race
 from benchmarks.__main__ import main
 from benchmarks.child import NotMeasured
+from benchmarks.data import Cache
 from benchmarks.environments import interpreter
-from benchmarks.peer_programs import Ended, run_peer
+from benchmarks.harness import Bench
+from benchmarks.peer_programs import Ended, run_peer, stopped_after
 from benchmarks.race_faults import NO_MOUNTS, can_mount, in_full_memory, outcome
 from benchmarks.racers import lerobot, run, samples
 from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
@@ -70,6 +72,22 @@ def test_every_peer_has_a_loader_an_environment_and_workloads(name: str) -> None
 @pytest.mark.parametrize("name", peers_of("remote"))
 def test_peers_that_read_from_an_object_store_have_a_loader_for_it(name: str) -> None:
     assert loader_of(PEERS[name], "remote").__module__ == "benchmarks.racers.remote"
+
+
+def test_a_peer_that_took_too_long_does_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
+    def stop(name: str, program: list[str], timeout_s: float) -> Ended:
+        runs.append(name)
+        return Ended(None, stopped_after(timeout_s), timed_out=True)
+
+    monkeypatch.setattr(race, "run_peer", stop)
+    bench = Bench(Cache(tmp_path))
+    racer = race.Racer("spdl", sys.executable, workload_of("frames", tmp_path), 2, bench)
+    assert [racer.run(), racer.run()] == [{}, {}]
+    assert (runs, bench.notes) == (["spdl"], ["spdl: stopped after 150 s"])
 
 
 def test_every_workload_has_a_baseline_or_another_loader_beside_shardio() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.racers.columnar import N_AHEAD, ahead, named
 from benchmarks.racers.samples import arrow_values
 from benchmarks.racers.store import KEY_ID, REGION, SECRET, Store
-from benchmarks.racers.torch_formats import Tensors
+from benchmarks.racers.torch_formats import Inputs
 from benchmarks.racers.torch_loaders import first_fields, stacked
 from benchmarks.racers.workloads import Batch, Epochs, Workload
 
@@ -135,7 +135,7 @@ def litdata(workload: Workload, workers: int) -> Epochs:
 
     def write(folder: Path) -> None:
         writing: dict[str, Any] = {"chunk_size": FILE_SAMPLES, "num_workers": 1}
-        library.optimize(Tensors(workload), list(range(workload.n_samples)), str(folder), **writing)
+        library.optimize(Inputs(workload), list(range(workload.n_samples)), str(folder), **writing)
 
     store, key = _store(workload), _key(workload, "litdata", write)
     _set_environment(store)
