@@ -52,6 +52,22 @@ def made(turns: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     yield case
 
 
+def test_an_interrupt_keeps_the_figures_of_earlier_cases(
+    made: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(bench: Bench) -> Lanes:
+        """Interrupt the run."""
+        raise KeyboardInterrupt
+        yield {}
+
+    last = Case("some.last", "some", interrupt, (), N_ROUNDS)
+    monkeypatch.setitem(harness.CASES, last.name, last)
+    file = tmp_path / "found.json"
+    with pytest.raises(KeyboardInterrupt):
+        main(["some.case", "some.last", "--json", str(file), "--folder", str(tmp_path)])
+    assert [*json.loads(file.read_text())["cases"]] == ["some.case"]
+
+
 def test_lanes_take_turns_between_setting_up_and_cleaning_up(
     made: Case, turns: list[str], tmp_path: Path
 ) -> None:

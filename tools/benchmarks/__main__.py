@@ -72,9 +72,6 @@ def main(arguments: list[str]) -> int:
         print("\n".join(_listed(cases)))
         return 0
     results = _run(cases, Cache(options.folder), options, given)
-    if options.json:
-        text = json.dumps(report.as_json(results), indent=1, ensure_ascii=False)
-        options.json.write_text(f"{text}\n", "utf-8")
     if earlier is not None:
         print("\n".join(report.comparison(results, earlier)))
     return _exit_code(results)
@@ -93,7 +90,8 @@ def _run(
     options: argparse.Namespace,
     given: Mapping[str, Mapping[str, Any]],
 ) -> list[Result]:
-    results = []
+    """Measure the cases; after each, write the JSON, so that an interrupt keeps the others."""
+    results: list[Result] = []
     for each in cases:
         result = measure(each, cache, rounds=options.rounds, options=given[each.name])
         for _ in range(GATE_ATTEMPTS - 1):
@@ -103,6 +101,9 @@ def _run(
             result.extend(more)
         print("\n".join(report.table(result)), flush=True)
         results.append(result)
+        if options.json:
+            text = json.dumps(report.as_json(results), indent=1, ensure_ascii=False)
+            options.json.write_text(f"{text}\n", "utf-8")
     return results
 
 
