@@ -67,6 +67,16 @@ README_HEADINGS: Final = {
     "tokens400": "in 400 shards",
 }
 
+LEAST_GAIN: Final = 1.01
+"""The least factor by which a better figure is listed: less than one in a hundred is noise."""
+README_SPEED: Final = (
+    *("memmap", "limit", "shardio", "ffcv", "vortex", "tensorstore", "lance", "hf", "torchdl"),
+    *("litdata", "wds", "mds", "spdl", "grain"),
+)
+"""The loaders in the README's table of rates."""
+README_FAULTS: Final = ("shardio", "torchdl", "wds", "mds", "litdata", "grain")
+"""The loaders in the README's table of faults."""
+
 Figure = Mapping[str, Any]
 """The minimum, median and maximum of all rounds."""
 
@@ -110,16 +120,19 @@ def render(found: Mapping[str, Any]) -> dict[Path, str]:
         if each["group"] == "race" and each["figures"]
     }
     cases = {name: cases[name] for name in WORKLOADS if name in cases}
+    outcomes = found["cases"].get("race.faults", {}).get("outcomes", {})
     tables = {
         "machine": _machine(found, cases),
         "behind": _behind(cases),
         "start": _figures(cases["frames"], COSTS),
-        "faults": _faults(found["cases"].get("race.faults", {}).get("outcomes", {})),
+        "faults": _faults(outcomes),
         "missing": _missing(cases),
         "peers": _peers(cases),
     }
     page = filled(PAGE, {name: markdown(rows) for name, rows in tables.items()} | _workloads(cases))
-    texts = {PAGE: page, README: filled(README, {"speed": markdown(_speed(cases))})}
+    short = {"speed": _speed(cases), "faults": _short_faults(outcomes, cases)}
+    readme = filled(README, {name: markdown(rows) for name, rows in short.items()})
+    texts = {PAGE: page, README: readme}
     return texts | {PLOTS / f"{name}.svg": _plot(name, case) for name, case in cases.items()}
 
 
@@ -157,7 +170,8 @@ def _name(peer: str) -> str:
 def _ranged(figure: Figure | None) -> str:
     if figure is None:
         return ""
-    return f"{rounded(figure['median'])} ({rounded(figure['min'])}–{rounded(figure['max'])})"
+    low, median, high = (rounded(figure[key]) for key in ("min", "median", "max"))
+    return median if low == high else f"{median} ({low}–{high})"
 
 
 def _ratio(value: float) -> str:
@@ -205,14 +219,14 @@ def _figures(case: Case, units: tuple[str, ...], *, with_ratio: bool = False) ->
 
 
 def _behind(cases: Mapping[str, Case]) -> list[list[str]]:
-    """Return all figures of libraries and baselines that are better than shardio's."""
+    """Return the figures of libraries and baselines that are better than shardio's."""
     rows = []
     for name, case in cases.items():
         for unit, heading in COLUMNS.items():
             if (ours := case.figure("shardio", unit)) is None:
                 continue
             for peer in case.ranked(unit):
-                if (gain := case.gain(peer, unit)) > 1:
+                if (gain := case.gain(peer, unit)) >= LEAST_GAIN:
                     shown = [heading, _name(peer), _ranged(case.figure(peer, unit)), _ranged(ours)]
                     rows.append([f"`{name}`", *shown, _ratio(gain)])
     return [["workload", "figure", "loader", "its figure", "shardio's", "better by"], *rows]
@@ -244,11 +258,16 @@ def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
     return [["workload", "loader", "reason"], *(rows or [["", "", "nothing is missing"]])]
 
 
-def _peers(cases: Mapping[str, Case]) -> list[list[str]]:
+def _versions(cases: Mapping[str, Case]) -> dict[str, Mapping[str, str]]:
+    """Return the versions of each peer's packages."""
     versions = dict[str, Mapping[str, str]]()
     for case in cases.values():
         versions |= case.versions
-    rows = []
+    return versions
+
+
+def _peers(cases: Mapping[str, Case]) -> list[list[str]]:
+    versions, rows = _versions(cases), []
     for name, peer in PEERS.items():
         shown = ", ".join(
             f"{package} {version}" for package, version in versions.get(name, {}).items()
@@ -262,8 +281,30 @@ def _speed(cases: Mapping[str, Case]) -> list[list[str]]:
     names = [name for name in README_HEADINGS if name in cases]
     rows = [["loader", *(README_HEADINGS[name] for name in names)]]
     for peer in cases["frames"].ranked(STREAM):
-        rows.append([_name(peer), *(_short(cases[name], peer) for name in names)])
+        if peer in README_SPEED:
+            rows.append([_name(peer), *(_short(cases[name], peer) for name in names)])
     return rows
+
+
+def _short_faults(
+    outcomes: Mapping[str, Mapping[str, str]], cases: Mapping[str, Case]
+) -> list[list[str]]:
+    """Return the faults of README.md: a row for each fault, and a column for each loader."""
+    versions = _versions(cases)
+    peers = [peer for peer in README_FAULTS if peer in outcomes]
+    headings = []
+    for peer in peers:
+        version = "" if peer == "shardio" else next(iter(versions.get(peer, {}).values()), "")
+        headings.append(f"{_title(peer)} {version}".strip())
+    rows = []
+    for fault, text in FAULTS.items():
+        found = [outcomes[peer][fault] for peer in peers]
+        shown = [
+            f"**{word}**" if peer == "shardio" else word
+            for peer, word in zip(peers, found, strict=True)
+        ]
+        rows.append([text, *shown])
+    return [["fault", *headings], *rows]
 
 
 def _short(case: Case, peer: str) -> str:
