@@ -22,8 +22,8 @@ from benchmarks.child import NotMeasured
 from benchmarks.data import Cache
 from benchmarks.environments import interpreter
 from benchmarks.harness import Bench
-from benchmarks.peer_programs import Ended, run_peer, stopped_after
-from benchmarks.race_faults import NO_MOUNTS, can_mount, in_full_memory, outcome
+from benchmarks.peer_programs import Ended, run_peer
+from benchmarks.race_faults import NO_MOUNTS, can_mount, outcome, with_small_shm
 from benchmarks.racers import lerobot, run, samples
 from benchmarks.racers.peers import ENVIRONMENTS, PEERS, loader_of, peers_of
 from benchmarks.racers.workloads import (
@@ -81,7 +81,7 @@ def test_a_peer_that_took_too_long_does_not_run_again(
 
     def stop(name: str, program: list[str], timeout_s: float) -> Ended:
         runs.append(name)
-        return Ended(None, stopped_after(timeout_s), timed_out=True)
+        return Ended(None, f"stopped after {timeout_s:g} s", timed_out=True)
 
     monkeypatch.setattr(race, "run_peer", stop)
     bench = Bench(Cache(tmp_path))
@@ -149,7 +149,7 @@ def test_files_of_a_peer_are_written_once_and_not_kept_if_that_fails(workload: W
 def test_samples_are_the_same_from_arrow_columns(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "FILES_AT_ONCE", 2)  # several chunks
+    monkeypatch.setattr(samples, "FILES_PER_COLUMN", 2)  # several chunks
     workload = workload_of(name, tmp_path, 5)
     write_data(workload)
     column = pyarrow.chunked_array(list(samples.arrow_columns(workload)))
@@ -347,13 +347,13 @@ needs_mounts = pytest.mark.skipif(not can_mount(), reason="the system has no mou
 
 
 @needs_mounts
-def test_a_program_that_needs_a_full_dev_shm_is_killed(tmp_path: Path) -> None:
+def test_a_program_that_overfills_dev_shm_is_killed(tmp_path: Path) -> None:
     sharing = """
 from multiprocessing.shared_memory import SharedMemory
 block = SharedMemory(create=True, size=2 << 20)
 block.buf[:] = bytes(block.size)
 """
-    program = in_full_memory([sys.executable, "-c", sharing], tmp_path)
+    program = with_small_shm([sys.executable, "-c", sharing], tmp_path)
     assert outcome(run_peer("shardio", program, 60)) == "killed by SIGBUS"
 
 
@@ -368,7 +368,7 @@ print(json.dumps(found | {"bytes": shutil.disk_usage("/dev/shm").total}))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         file = Path(name, "file")
         file.write_text("whole", "utf-8")
-        program = in_full_memory([sys.executable, "-c", looking, str(file)], file.parent)
+        program = with_small_shm([sys.executable, "-c", looking, str(file)], file.parent)
         ended = run_peer("shardio", program, 60)
     assert ended.answer == {"text": "whole", "folder": "/dev/shm", "bytes": 1 << 20}, ended.reason
 

@@ -45,7 +45,7 @@ def test_av1_leaves_the_scheduling_of_the_process_as_it_was() -> None:
 
 
 def test_av1_does_not_wait_for_the_packet_of_a_picture() -> None:
-    # In low-delay mode, SVT-AV1 would return with the packet, and sometimes never.
+    # In low-delay mode, SVT-AV1 blocks until each packet is ready, sometimes forever.
     encoder = StreamEncoder(64, 48, BASE, codec="av1")
     for time, picture in pictures(3):
         assert picture is not None

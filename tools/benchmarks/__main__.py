@@ -90,7 +90,7 @@ def _run(
     options: argparse.Namespace,
     given: Mapping[str, Mapping[str, Any]],
 ) -> list[Result]:
-    """Measure the cases; after each, write the JSON, so that an interrupt keeps the others."""
+    """Measure the cases. Write the JSON after each: an interrupt keeps the cases that ended."""
     results: list[Result] = []
     for each in cases:
         result = measure(each, cache, rounds=options.rounds, options=given[each.name])

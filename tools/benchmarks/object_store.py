@@ -1,8 +1,7 @@
 """A read-only S3 server on loopback, which counts requests and sends every answer after a delay.
 
-It knows GET with ranges, HEAD, and ListObjectsV2; it ignores credentials. Each connection has a
-thread, and objects are sent with sendfile, so the server takes little of the CPU time that loaders
-need on the same machine.
+The server supports GET with ranges, HEAD and ListObjectsV2, and ignores credentials. Each
+connection has a thread, and objects are sent with sendfile.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from xml.sax.saxutils import escape
 from benchmarks.racers.store import COUNTS
 
 N_LISTED: Final = 1000
-"""The most keys of an answer to ListObjectsV2, as in S3."""
+"""The maximum number of keys in a page of ListObjectsV2, as in S3."""
 _XML: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 
@@ -99,7 +98,8 @@ class ObjectStore(socketserver.ThreadingTCPServer):
         if request.method not in ("GET", "HEAD"):
             return _error(HTTPStatus.METHOD_NOT_ALLOWED, "MethodNotAllowed")
         bucket, _, key = request.path.removeprefix("/").partition("/")
-        if bucket in ("", ".") or ".." in (bucket, *key.split("/")):
+        prefix = request.query.get("prefix", "")
+        if bucket in ("", ".", "..") or _leaves_bucket(key) or _leaves_bucket(prefix):
             return _error(HTTPStatus.BAD_REQUEST, "InvalidRequest")
         if not key:
             return _text(HTTPStatus.OK, _listing(self.root / bucket, request.query))
@@ -174,6 +174,11 @@ class _Connection(socketserver.StreamRequestHandler):
                 at += sent
 
 
+def _leaves_bucket(key: str) -> bool:
+    """Return True if a key or prefix, as a path, leads out of its bucket."""
+    return key.startswith("/") or ".." in key.split("/")
+
+
 def _text(status: HTTPStatus, text: str, kind: str = "application/xml") -> Answer:
     return Answer(status, {"Content-Type": kind}, text.encode())
 
@@ -225,7 +230,7 @@ def _listing(bucket: Path, query: Mapping[str, str]) -> str:
         if name <= after or name in entries:
             continue
         if len(entries) == most:
-            is_truncated = True
+            is_truncated = bool(entries)  # with `max-keys=0` there is no token
             break
         entries[name] = _common(name) if found else _contents(bucket, name)
     last = escape(next(reversed(entries), ""))

@@ -50,14 +50,9 @@ def run_peer(peer: str, program: Sequence[str], timeout_s: float) -> Ended:
         err.seek(0)
         lines = err.read().strip().splitlines()
     if timed_out:
-        return Ended(None, stopped_after(timeout_s), timed_out=True)
+        return Ended(None, f"stopped after {timeout_s:g} s", timed_out=True)
     answer = json.loads(answers[-1]) if answers and not process.returncode else None
     return Ended(answer, _reason(process.returncode, lines))
-
-
-def stopped_after(timeout_s: float) -> str:
-    """Return the reason of a program that was killed because it took too long."""
-    return f"stopped after {timeout_s:g} s"
 
 
 def _reason(returncode: int, lines: Sequence[str]) -> str:

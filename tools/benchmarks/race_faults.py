@@ -1,4 +1,4 @@
-"""The faults of the race: a killed worker, a flipped bit, a truncated file and full memory."""
+"""The faults of the race: a killed worker, a flipped bit, a truncated file and a full /dev/shm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAULTS: Final = {
     "kill": "a worker is killed",
     "flip": "a bit flips in a file",
     "truncate": "a file is truncated",
-    "full": "`/dev/shm` is full",
+    "full": "`/dev/shm` and the folder of temporary files are full",
 }
 PEERS_WITH_FAULTS: Final = [
     name for name, peer in PEERS.items() if "frames" in peer.workloads and not peer.is_baseline
@@ -26,9 +26,12 @@ PEERS_WITH_FAULTS: Final = [
 TIMEOUT_S: Final = 60
 _MARK: Final = "fault-data"
 """The name of the folder of a peer's files: an error with this name in it names a file."""
+ALL: Final = "all samples"
+CONTROL: Final = "large"
+"""The name of a run without a fault, with the large batches of the fault "full"."""
 NO_MOUNTS: Final = "– (no mount namespaces here)"
 """The outcome of a fault that needs a mount namespace, where the system permits none."""
-_FULL: Final = """
+_SMALL_SHM: Final = """
 mount --bind "$1" /mnt && mount -t tmpfs -o size=1m full /dev/shm && mkdir -p "$1" &&
 mount --bind /mnt "$1" && umount /mnt && export TMPDIR=/dev/shm && shift && exec "$@"
 """
@@ -47,10 +50,11 @@ def outcomes(peer: str, python: str, folder: Path) -> dict[str, str]:
         shutil.copytree(place, copy)
         faulty = [*program, str(copy), fault]
         if fault == "full":
-            if not can_mount():
-                found[fault] = NO_MOUNTS
+            whole = outcome(run_peer(peer, [*program, str(copy), CONTROL], TIMEOUT_S))
+            if not can_mount() or whole != ALL:
+                found[fault] = NO_MOUNTS if whole == ALL else f"– (without the fault: {whole})"
                 continue
-            faulty = in_full_memory(faulty, copy)
+            faulty = with_small_shm(faulty, copy)
         found[fault] = outcome(run_peer(peer, faulty, TIMEOUT_S))
     return found
 
@@ -68,12 +72,12 @@ def can_mount() -> bool:
     return done.returncode == 0
 
 
-def in_full_memory(program: Sequence[str], folder: Path) -> list[str]:
+def with_small_shm(program: Sequence[str], folder: Path) -> list[str]:
     """Return a command that runs a program with 1 MiB in /dev/shm and for temporary files.
 
     The folder stays visible to the program, also if it is in /dev/shm.
     """
-    return [*_namespace(), "sh", "-c", _FULL, "sh", str(folder), *program]
+    return [*_namespace(), "sh", "-c", _SMALL_SHM, "sh", str(folder), *program]
 
 
 def _namespace() -> list[str]:
@@ -95,4 +99,4 @@ def outcome(ended: Ended) -> str:
     if "not possible" in ended.answer:
         return f"– ({ended.answer['not possible']})"
     texts = [f"{n} {what}" for what, n in ended.answer.items() if n]
-    return f"delivered, {', '.join(texts)}" if texts else "all samples"
+    return f"delivered, {', '.join(texts)}" if texts else ALL

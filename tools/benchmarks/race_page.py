@@ -67,13 +67,11 @@ README_HEADINGS: Final = {
     "tokens400": "in 400 shards",
 }
 
-LEAST_GAIN: Final = 1.01
-"""The least factor by which a better figure is listed: less than one in a hundred is noise."""
-README_SPEED: Final = (
-    *("memmap", "limit", "shardio", "ffcv", "vortex", "tensorstore", "lance", "hf", "torchdl"),
-    *("litdata", "wds", "mds", "spdl", "grain"),
-)
-"""The loaders in the README's table of rates."""
+MIN_GAIN: Final = 1.01
+"""The minimum factor by which a better figure is listed; smaller differences are noise."""
+NOT_RUN: Final = "not in this run"
+README_WITHOUT: Final = frozenset({"hdf5", "energon", "tinyloader"})
+"""The loaders that the README's table of rates leaves out."""
 README_FAULTS: Final = ("shardio", "torchdl", "wds", "mds", "litdata", "grain")
 """The loaders in the README's table of faults."""
 
@@ -175,7 +173,7 @@ def _ranged(figure: Figure | None) -> str:
 
 
 def _ratio(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:,.0f}"
 
 
 def _machine(found: Mapping[str, Any], cases: Mapping[str, Case]) -> list[list[str]]:
@@ -208,7 +206,7 @@ def _figures(case: Case, units: tuple[str, ...], *, with_ratio: bool = False) ->
     """Return the figures of all peers, sorted by the first unit."""
     units = tuple(unit for unit in units if unit in case.units())
     if not units:
-        return [["loader", "figure"], ["all", "not in this run"]]
+        return [["loader", "figure"], ["all", NOT_RUN]]
     heading, *others = (COLUMNS[unit] for unit in units)
     rows = [["loader", heading, *(["shardio ÷ loader"] if with_ratio else []), *others]]
     for peer in case.ranked(units[0]):
@@ -226,7 +224,7 @@ def _behind(cases: Mapping[str, Case]) -> list[list[str]]:
             if (ours := case.figure("shardio", unit)) is None:
                 continue
             for peer in case.ranked(unit):
-                if (gain := case.gain(peer, unit)) >= LEAST_GAIN:
+                if (gain := case.gain(peer, unit)) >= MIN_GAIN:
                     shown = [heading, _name(peer), _ranged(case.figure(peer, unit)), _ranged(ours)]
                     rows.append([f"`{name}`", *shown, _ratio(gain)])
     return [["workload", "figure", "loader", "its figure", "shardio's", "better by"], *rows]
@@ -234,8 +232,11 @@ def _behind(cases: Mapping[str, Case]) -> list[list[str]]:
 
 def _faults(outcomes: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
     """Return the outcome of each fault for each loader."""
-    rows = [[_name(peer), *(found[fault] for fault in FAULTS)] for peer, found in outcomes.items()]
-    return [["loader", *FAULTS.values()], *(rows or [["all", *["not in this run"] * len(FAULTS)]])]
+    rows = [
+        [_name(peer), *(found.get(fault, NOT_RUN) for fault in FAULTS)]
+        for peer, found in outcomes.items()
+    ]
+    return [["loader", *FAULTS.values()], *(rows or [["all", *[NOT_RUN] * len(FAULTS)]])]
 
 
 def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
@@ -243,9 +244,9 @@ def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
     rows = []
     for name in WORKLOADS:
         if name not in cases:
-            rows.append([f"`{name}`", "all", "not in this run"])
+            rows.append([f"`{name}`", "all", NOT_RUN])
             continue
-        notes = {peer: "not in this run" for peer in peers_of(name)}
+        notes = {peer: NOT_RUN for peer in peers_of(name)}
         for note in cases[name].notes:
             named, _, reason = note.removeprefix("without ").partition(": ")
             notes |= dict.fromkeys(named.split(", "), reason)
@@ -253,7 +254,7 @@ def _missing(cases: Mapping[str, Case]) -> list[list[str]]:
         rows += [
             [f"`{name}`", _name(peer), reason]
             for peer, reason in notes.items()
-            if peer not in measured or reason != "not in this run"
+            if peer not in measured or reason != NOT_RUN
         ]
     return [["workload", "loader", "reason"], *(rows or [["", "", "nothing is missing"]])]
 
@@ -281,7 +282,7 @@ def _speed(cases: Mapping[str, Case]) -> list[list[str]]:
     names = [name for name in README_HEADINGS if name in cases]
     rows = [["loader", *(README_HEADINGS[name] for name in names)]]
     for peer in cases["frames"].ranked(STREAM):
-        if peer in README_SPEED:
+        if peer not in README_WITHOUT:
             rows.append([_name(peer), *(_short(cases[name], peer) for name in names)])
     return rows
 
@@ -298,7 +299,7 @@ def _short_faults(
         headings.append(f"{_title(peer)} {version}".strip())
     rows = []
     for fault, text in FAULTS.items():
-        found = [outcomes[peer][fault] for peer in peers]
+        found = [outcomes[peer].get(fault, NOT_RUN) for peer in peers]
         shown = [
             f"**{word}**" if peer == "shardio" else word
             for peer, word in zip(peers, found, strict=True)

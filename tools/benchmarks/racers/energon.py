@@ -45,7 +45,7 @@ def _encoder(workload: Workload) -> Any:
         return {**basic_sample_keys(files), "x": files["jpg" if workload.is_encoded else "bin"]}
 
     class Encoder(DefaultTaskEncoder):  # type: ignore[misc]
-        """Samples are bytes, which energon does not decode."""
+        """A task encoder whose samples remain bytes until `batch`."""
 
         decoder = None
         cookers = (Cooker(cook),)

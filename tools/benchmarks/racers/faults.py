@@ -5,6 +5,7 @@
     python -m benchmarks.racers.faults PEER FOLDER flip        flip a bit of a sample in its file
     python -m benchmarks.racers.faults PEER FOLDER truncate    cut off the last quarter of that file
     python -m benchmarks.racers.faults PEER FOLDER full        load batches of more than 1 MiB
+    python -m benchmarks.racers.faults PEER FOLDER large       the same, where there is memory
 
 FOLDER holds the files of this peer alone. A peer that raises an error ends the program with it.
 """
@@ -120,7 +121,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _with_fault(name: str, workload: Workload, fault: str) -> dict[str, int]:
-    if fault == "full":
+    if fault in ("full", "large"):
         workload = replace(workload, batch_size=LARGE_BATCH)
     elif fault != "kill":
         path = damaged_file(workload)

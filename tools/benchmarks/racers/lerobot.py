@@ -36,8 +36,8 @@ class Starts:
     def __iter__(self) -> Iterator[int]:
         self.epoch += 1
         episodes = self.workload.order(self.epoch)
-        last = VIDEO_FRAMES - CLIP_FRAMES + 1
-        starts = np.random.default_rng(self.epoch).integers(0, last, len(episodes))
+        n_starts = VIDEO_FRAMES - CLIP_FRAMES + 1
+        starts = np.random.default_rng(self.epoch).integers(0, n_starts, len(episodes))
         return iter((episodes * VIDEO_FRAMES + starts).tolist())
 
 
@@ -72,8 +72,8 @@ def _bytes(frames: Any) -> Any:
     return frames.mul_(255).round_().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-class Videos:
-    """Passes videos to LeRobot's writer in place of an encoder, without statistics of frames."""
+class VideoCopier:
+    """A stand-in for LeRobot's video encoder: it returns copies of videos, without statistics."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = iter(paths)
@@ -106,7 +106,7 @@ def _write(workload: Workload, folder: Path) -> None:
     names = ["height", "width", "channels"]
     features = {KEY: {"dtype": "video", "shape": shape, "names": names}}
     dataset = LeRobotDataset.create(NAME, VIDEO_RATE, features, root=folder, vcodec="h264")
-    dataset._streaming_encoder = Videos(workload.files())
+    dataset._streaming_encoder = VideoCopier(workload.files())
     nothing = np.zeros(shape, np.uint8)
     for _ in range(workload.n_samples):
         for _ in range(VIDEO_FRAMES):

@@ -22,7 +22,7 @@ from benchmarks.racers.workloads import Batch, Epochs, Workload
 
 FILE_SAMPLES: Final = 128
 N_CONNECTIONS: Final = 64
-"""The most requests that TensorStore sends at a time; Lance's default is the same."""
+"""The maximum number of concurrent requests of TensorStore; Lance has the same default."""
 
 
 def _store(workload: Workload) -> Store:
@@ -53,6 +53,7 @@ def shardio(workload: Workload, workers: int) -> Epochs:
 
     def write(folder: Path) -> None:
         schema = s.Schema({"x": s.Array(workload.dtype, workload.stored)})
+        # Half a row less: a shard ends with the row that exceeds `shard_bytes`.
         n_bytes = FILE_SAMPLES * workload.row_bytes - workload.row_bytes // 2
         with s.DatasetWriter(folder, schema, shard_bytes=n_bytes) as writer:
             for row in workload.rows():
@@ -124,7 +125,9 @@ def wds(workload: Workload, workers: int) -> Epochs:
     dataset = webdataset.WebDataset(urls, shardshuffle=100, cache_dir=str(store.cache))
     dataset = dataset.shuffle(500).decode().to_tuple("x.npy")
     batches = dataset.batched(workload.batch_size, collation_fn=first_fields)
-    loader = webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
+    loader = webdataset.WebLoader(
+        batches, batch_size=None, num_workers=workers, persistent_workers=True
+    )
     return lambda epoch: iter(loader)
 
 

@@ -9,7 +9,7 @@ of a stream of epochs without a pause does not. The consumer copies every batch 
 an upload to a device does: no peer gains by delivering memory that nobody reads. An epoch before
 the stream must deliver every sample exactly once; otherwise, the peer has no figures. With
 --prepare, the peer's files are written, and nothing is measured. STORE is the endpoint of an object
-store that serves FOLDER, a comma, and the empty folder of the peer's cache.
+store that serves FOLDER, a comma, and an empty folder for the peer's cache.
 
 The program runs in the interpreter of each peer, and imports only NumPy and the peer.
 """

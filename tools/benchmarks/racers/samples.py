@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.racers.workloads import Batch, Workload, augmented
 
-FILES_AT_ONCE: Final = 512
+FILES_PER_COLUMN: Final = 512
 
 
 class Samples:
@@ -18,6 +19,10 @@ class Samples:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.source: Any = None
+
+    def __reduce__(self) -> Any:
+        """Pickle without the rows: a memory map would be pickled with all its bytes."""
+        return Samples, (self.workload,)
 
     def __len__(self) -> int:
         return self.workload.n_samples
@@ -35,8 +40,9 @@ class Samples:
         return np.array(self.source[i])
 
 
+@cache
 def source(workload: Workload) -> Any:
-    """Return the mapped rows of a workload, or its files."""
+    """Return the mapped rows of a workload, or its files; each process opens them once."""
     return workload.files() if workload.is_encoded else workload.rows()
 
 
@@ -62,13 +68,13 @@ def decoded(contents: Sequence[Any], workload: Workload) -> Batch:
 
 
 def arrow_columns(workload: Workload) -> Iterator[Any]:
-    """Yield all samples as Arrow columns of about 16 MB: fixed-size lists of values, or JPEGs."""
+    """Yield all samples as Arrow columns: about 16 MB of rows, or FILES_PER_COLUMN JPEGs."""
     import pyarrow
 
     if workload.is_encoded:
         files = workload.files()
-        for i in range(0, len(files), FILES_AT_ONCE):
-            contents = [path.read_bytes() for path in files[i : i + FILES_AT_ONCE]]
+        for i in range(0, len(files), FILES_PER_COLUMN):
+            contents = [path.read_bytes() for path in files[i : i + FILES_PER_COLUMN]]
             yield pyarrow.array(contents, pyarrow.binary())
         return
     for rows in workload.chunks():
@@ -77,7 +83,7 @@ def arrow_columns(workload: Workload) -> Iterator[Any]:
 
 
 def arrow_values(column: Any, workload: Workload) -> Batch:
-    """Return an Arrow column as a NumPy array: its rows without a copy, or its JPEGs decoded."""
+    """Return an Arrow column as a NumPy array; JPEGs are decoded, rows in one chunk not copied."""
     import pyarrow
 
     if isinstance(column, pyarrow.ChunkedArray):

@@ -125,5 +125,7 @@ def wds(workload: Workload, workers: int) -> Epochs:
     tars = sorted(map(str, workload.made("wds", write).glob("*.tar")))
     dataset = webdataset.WebDataset(tars, shardshuffle=100).shuffle(500).decode()
     batches = dataset.to_tuple("x.npy").batched(workload.batch_size, collation_fn=first_fields)
-    loader = webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
+    loader = webdataset.WebLoader(
+        batches, batch_size=None, num_workers=workers, persistent_workers=True
+    )
     return lambda epoch: iter(loader)
