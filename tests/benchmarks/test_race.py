@@ -174,7 +174,7 @@ def test_lerobot_gets_copies_of_the_videos(tmp_path: Path) -> None:
     paths = [tmp_path / "0.mp4", tmp_path / "1.mp4"]
     for path in paths:
         path.write_text(path.name, "utf-8")
-    videos = lerobot.Videos(paths)
+    videos = lerobot.VideoCopier(paths)
     for path in paths:
         videos.start_episode([lerobot.KEY], tmp_path)
         ((copied, statistics),) = videos.finish_episode().values()

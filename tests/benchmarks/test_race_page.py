@@ -54,6 +54,14 @@ def test_a_changed_figure_changes_the_page_and_is_a_loss_if_it_is_better() -> No
     assert rate.startswith("| Grain | ") and loss.startswith("| `frames` | stream, samples/s | ")
 
 
+def test_a_case_from_another_run_is_shown_with_its_commit() -> None:
+    found = copy.deepcopy(FOUND) | {"commit": "1" * 40}
+    for case in found["cases"].values():
+        case.pop("commit", None)
+    found["cases"]["race.tokens"]["commit"] = "2" * 40
+    assert f"| commit of shardio | `{'1' * 12}`; `tokens`: `{'2' * 12}` |" in lines(found)
+
+
 @pytest.mark.parametrize(("gain", "is_listed"), [(1.004, False), (1.02, True)])
 def test_a_better_figure_is_a_loss_from_one_percent_on(gain: float, *, is_listed: bool) -> None:
     found = copy.deepcopy(FOUND)

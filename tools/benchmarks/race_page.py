@@ -86,6 +86,7 @@ class Case:
         self.notes: list[str] = found["notes"]
         self.versions: Mapping[str, Mapping[str, str]] = found.get("versions", {})
         self.rounds: int = found["rounds"]
+        self.commit: str = found.get("commit", "")  # of a case that was taken from another run
         self._figures: dict[str, dict[str, Figure]] = {}
         for each in found["figures"]:
             self._figures.setdefault(each["lane"], {})[each["unit"]] = each
@@ -179,6 +180,8 @@ def _ratio(value: float) -> str:
 def _machine(found: Mapping[str, Any], cases: Mapping[str, Case]) -> list[list[str]]:
     machine = found["machine"]
     rounds = {case.rounds for case in cases.values()}
+    commits = [f"`{found['commit'][:12]}`"]
+    commits += [f"`{name}`: `{case.commit[:12]}`" for name, case in cases.items() if case.commit]
     return [
         ["", ""],
         ["processor", machine["cpu"]],
@@ -186,7 +189,7 @@ def _machine(found: Mapping[str, Any], cases: Mapping[str, Case]) -> list[list[s
         ["memory", f"{machine['memory_bytes'] / 2**30:.0f} GiB"],
         ["kernel", machine["kernel"]],
         ["Python", found["versions"]["python"]],
-        ["commit of shardio", f"`{found['commit'][:12]}`"],
+        ["commit of shardio", "; ".join(commits)],
         ["rounds", " or ".join(map(str, sorted(rounds)))],
     ]
 
