@@ -26,7 +26,7 @@ PEERS_WITH_FAULTS: Final = [
 TIMEOUT_S: Final = 60
 _MARK: Final = "fault-data"
 """The name of the folder of a peer's files: an error with this name in it names a file."""
-ALL: Final = "all samples"
+ALL_SAMPLES: Final = "all samples"
 CONTROL: Final = "large"
 """The name of a run without a fault, with the large batches of the fault "full"."""
 NO_MOUNTS: Final = "– (no mount namespaces here)"
@@ -48,15 +48,23 @@ def outcomes(peer: str, python: str, folder: Path) -> dict[str, str]:
     for fault in FAULTS:
         copy = folder / _MARK / fault
         shutil.copytree(place, copy)
-        faulty = [*program, str(copy), fault]
-        if fault == "full":
-            whole = outcome(run_peer(peer, [*program, str(copy), CONTROL], TIMEOUT_S))
-            if not can_mount() or whole != ALL:
-                found[fault] = NO_MOUNTS if whole == ALL else f"– (without the fault: {whole})"
-                continue
-            faulty = with_small_shm(faulty, copy)
-        found[fault] = outcome(run_peer(peer, faulty, TIMEOUT_S))
+        command = [*program, str(copy)]
+        found[fault] = (
+            _outcome_in_small_shm(peer, command, copy)
+            if fault == "full"
+            else outcome(run_peer(peer, [*command, fault], TIMEOUT_S))
+        )
     return found
+
+
+def _outcome_in_small_shm(peer: str, command: Sequence[str], folder: Path) -> str:
+    """Return the outcome of the fault "full", if the peer loads such batches without it."""
+    if not can_mount():
+        return NO_MOUNTS
+    control = outcome(run_peer(peer, [*command, CONTROL], TIMEOUT_S))
+    if control != ALL_SAMPLES:
+        return f"– (without the fault: {control})"
+    return outcome(run_peer(peer, with_small_shm([*command, "full"], folder), TIMEOUT_S))
 
 
 @cache
@@ -99,4 +107,4 @@ def outcome(ended: Ended) -> str:
     if "not possible" in ended.answer:
         return f"– ({ended.answer['not possible']})"
     texts = [f"{n} {what}" for what, n in ended.answer.items() if n]
-    return f"delivered, {', '.join(texts)}" if texts else ALL
+    return f"delivered, {', '.join(texts)}" if texts else ALL_SAMPLES
