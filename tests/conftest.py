@@ -140,8 +140,7 @@ def warm_zygote(shared_zygote: None) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    uses_it = "shared_zygote" in getattr(item, "fixturenames", ())
-    if not uses_it and item.get_closest_marker("process"):
+    if item.get_closest_marker("process") and not markers.uses_shared_zygote(item):
         KEPT_ZYGOTE.end()
     if item.get_closest_marker("cpu_device") and not cpu_device_works():
         pytest.skip("needs tinygrad's CPU device, which needs clang")

@@ -59,19 +59,27 @@ def starts_processes(item: pytest.Function) -> bool:
     return not FIXTURES.isdisjoint(item.fixturenames) or _imports_starters(item.module)
 
 
+def uses_shared_zygote(item: pytest.Item) -> bool:
+    """Return True if a test keeps the zygote that others have left; see `conftest.KeptZygote`."""
+    return "shared_zygote" in getattr(item, "fixturenames", ())
+
+
 def slow_first(items: list[pytest.Item], n_workers: int) -> list[pytest.Item]:
     """Return the items such that each of `n_workers` equal chunks begins with slow ones.
 
-    Items keep their order otherwise: the tests of a module share fixtures.
+    In each chunk, those that share a zygote follow each other: it is started once. Items keep their
+    order otherwise: the tests of a module share fixtures.
     """
-    is_slow = [item.get_closest_marker("slow") is not None for item in items]
-    groups = [
-        [item for item, mark in zip(items, is_slow, strict=True) if mark == kind]
-        for kind in (True, False)
-    ]
+    # Whether they are slow, and share a zygote.
+    groups: dict[tuple[bool, bool], list[pytest.Item]] = {
+        kind: [] for kind in ((True, False), (True, True), (False, True), (False, False))
+    }
+    for item in items:
+        is_slow = item.get_closest_marker("slow") is not None
+        groups[is_slow, uses_shared_zygote(item)].append(item)
     found: list[pytest.Item] = []
     for k in range(n_workers):
-        for group in groups:
+        for group in groups.values():
             found += group[k * len(group) // n_workers : (k + 1) * len(group) // n_workers]
     return found
 

@@ -103,6 +103,7 @@ def test_a_test_that_starts_a_process_without_the_marker_fails(
 class Item:
     def __init__(self, name: str) -> None:
         self.name = name
+        self.fixturenames = ["shared_zygote"] if name in "zZ" else []
 
     def get_closest_marker(self, name: str) -> str | None:
         return name if self.name.isupper() else None
@@ -115,6 +116,8 @@ class Item:
         ("abcABCdef", 3, "AabBcdCef"),
         ("abA", 2, "aAb"),
         ("abcdef", 4, "abcdef"),
+        ("aZzAbzB", 1, "ABZzzab"),
+        ("aZzAbzBb", 2, "AzaBZzbb"),
         ("", 3, ""),
     ],
 )
