@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -218,10 +219,10 @@ class _OpenDecoder:
 
     codec: VideoCodecContext  # not set for planes, which need no decoder
 
-    def __init__(self, opened: _OpenStream) -> None:
+    def __init__(self, opened: _OpenStream, *, loop_filter: bool) -> None:
         if not opened.is_planes:
-            stream = opened.stream
-            self.codec = open_video_decoder(stream.parameters, stream.extradata)
+            given = opened.stream.parameters, opened.stream.extradata
+            self.codec = open_video_decoder(*given, loop_filter=loop_filter)
         self.converter = FrameConverter()
         self.is_changed = False
         """True if a packet has replaced the parameter sets with which the decoder was opened."""
@@ -241,13 +242,14 @@ class ClipDecoder(Closing):
     """A decoder of clips. Not thread-safe; `close()` releases the decoders.
 
     It keeps recently used FFmpeg decoders open. Streams with equal `decoder_key` share a decoder.
-    `max_streams` is the number of streams whose frame tables are cached, 35 bytes per packet.
+    `max_streams` is the number of streams whose frame tables are cached, 35 bytes per packet. If
+    `loop_filter` is False, decoders leave out this filter of H.264, HEVC and VP8.
     """
 
-    def __init__(self, max_streams: int = 32) -> None:
+    def __init__(self, max_streams: int = 32, *, loop_filter: bool = True) -> None:
         if max_streams < 1:
             raise InvalidArgument(f"max_streams is {max_streams}; at least 1 is needed")
-        self._max_streams = max_streams
+        self._max_streams, self._loop_filter = max_streams, loop_filter
         self._decoders: OrderedDict[tuple[object, ...], _OpenDecoder] = OrderedDict()
         self._open_streams: OrderedDict[int, _OpenStream] = OrderedDict()
 
@@ -300,9 +302,8 @@ class ClipDecoder(Closing):
         opened = get_or_create(
             self._open_streams, id(stream), self._max_streams, lambda: _OpenStream(stream)
         )
-        decoder = get_or_create(
-            self._decoders, opened.decoder_key, _MAX_DECODERS, lambda: _OpenDecoder(opened)
-        )
+        create = partial(_OpenDecoder, opened, loop_filter=self._loop_filter)
+        decoder = get_or_create(self._decoders, opened.decoder_key, _MAX_DECODERS, create)
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
         if len(crops) != len(clips):
             raise InvalidArgument(f"{len(clips)} clips, and a list of {len(crops)} crops")

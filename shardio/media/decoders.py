@@ -57,8 +57,14 @@ def decoder_key(parameters: Mapping[str, Any], extradata: bytes) -> tuple[object
     return bytes(extradata), *(repr(parameters.get(name)) for name in _KEY_PARAMETERS)
 
 
-def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> VideoCodecContext:
-    """Open a decoder for the packets of a video with these parameters."""
+def open_video_decoder(
+    parameters: Mapping[str, Any], extradata: bytes, *, loop_filter: bool = True
+) -> VideoCodecContext:
+    """Open a decoder for the packets of a video with these parameters.
+
+    If `loop_filter` is False, the decoder leaves out the filter that smooths the edges of blocks,
+    if its codec has one and FFmpeg's decoder of it can: those of H.264, HEVC and VP8.
+    """
     from av.video.codeccontext import VideoCodecContext
 
     codec = _create_context(parameters)
@@ -74,7 +80,7 @@ def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Video
             codec.codec_tag = parameters["codec_tag"]
     except ValueError as error:
         raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
-    _open_context(codec, extradata)
+    _open_context(codec, extradata, {} if loop_filter else {"skip_loop_filter": "all"})
     codec.reorder_depth = _int_parameter(parameters, "reorder", _MAX_REORDERED)
     return codec
 
@@ -203,12 +209,16 @@ def _create_context(parameters: Mapping[str, Any]) -> CodecContext:
     raise MediaError(f"FFmpeg has no decoder {name!r} here")
 
 
-def _open_context(codec: VideoCodecContext | AudioCodecContext, extradata: bytes) -> None:
+def _open_context(
+    codec: VideoCodecContext | AudioCodecContext,
+    extradata: bytes,
+    options: Mapping[str, str] | None = None,
+) -> None:
     import av
 
     if extradata:
         codec.extradata = bytes(extradata)
-    make_strict(codec)
+    make_strict(codec, options)
     try:
         codec.open(strict=False)
     except (ValueError, av.FFmpegError) as error:

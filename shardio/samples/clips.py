@@ -50,12 +50,16 @@ class Clip:
     around: str | None = None
     lead: float | None = None
     times: bool = False
+    loop_filter: bool = True
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
             one_of(name, getattr(self, name), known)
         _check_number("frames", self.frames)
         _check_number("stride", self.stride)
+        for name in ("times", "loop_filter"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidArgument(f"{name} must be True or False; found {value!r}")
         self._check_times()
         if self.around is not None:
             self._check_around(self.around)
@@ -75,8 +79,6 @@ class Clip:
             raise InvalidArgument(f"field must be the name of a field; found {self.field!r}")
 
     def _check_times(self) -> None:
-        if not isinstance(self.times, bool):
-            raise InvalidArgument(f"times must be True or False; found {self.times!r}")
         if self.fps is not None:
             object.__setattr__(self, "fps", _checked_rate(self.fps))
             if self.stride != 1:
@@ -148,7 +150,7 @@ class Clip:
     def identity(self) -> str:
         """A text that identifies the set of clips, regardless of their pixels, times and order."""
         known = {name: value for name, value in asdict(self).items() if value is not None}
-        for name in ("size", "crop", "pixels", "times"):
+        for name in ("size", "crop", "pixels", "times", "loop_filter"):
             known.pop(name, None)
         if self.fps is not None:
             known["fps"] = str(self.fps)

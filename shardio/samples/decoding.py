@@ -121,7 +121,7 @@ class ClipSource(FieldSource):
         self._clips, clip = clips, clips.clip
         super().__init__(dataset, clip.field or "", clip.names)
         self._clip = clip
-        self._decoder = ClipDecoder(max_streams=_MAX_VIDEO_STREAMS)
+        self._decoder = ClipDecoder(_MAX_VIDEO_STREAMS, loop_filter=clip.loop_filter)
         self._n_packets = 0
         self._videos: OrderedDict[tuple[int, int], FrameTimes] = OrderedDict()
 

@@ -86,6 +86,7 @@ class OpenDataset(Dataset):
         around: str | None = None,
         lead: float | None = None,
         times: bool = False,
+        loop_filter: bool = True,
     ) -> ClipView:
         """Return a view whose samples are clips of the videos, decoded.
 
@@ -123,6 +124,10 @@ class OpenDataset(Dataset):
             times: True to add the times of the clips' frames. For a field `video`, these are
                 `video_pts`, int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the
                 numerator and the denominator of seconds per tick.
+            loop_filter: False to leave out the filter of H.264, HEVC and VP8 that smooths the edges
+                of blocks. Large frames then decode faster, and pixels differ: a little in the first
+                frames after a keyframe, more in later ones. Streams without such a filter, as the
+                store `h264` makes them, and those of other codecs do not change.
 
         A video that is shorter than a clip has no clips. With `fps`, a video is too short if it
         lasts (frames - 1) / fps seconds or less.
@@ -131,7 +136,7 @@ class OpenDataset(Dataset):
             InvalidArgument: an option is invalid, which may be found on first use of the view; or
                 no video has a clip.
         """
-        options = step, per_video, size, crop, pixels, field, fps, around, lead, times
+        options = step, per_video, size, crop, pixels, field, fps, around, lead, times, loop_filter
         clip = Clip(frames, stride, where, *options)
         self.check_open()
         return ClipView(self, clip)

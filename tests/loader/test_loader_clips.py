@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,17 @@ def test_who_makes_the_batches_makes_no_difference(folder: str, where: Any, tran
     clip = Clip(4, 2, where=where, per_video=3, size=(16, 24), crop="random")
     options: dict[str, Any] = {"shuffle": True, "seed": 5, "transform": transform}
     check_workers_agree(partial(loader_of, folder, clip, **options))
+
+
+def test_clips_without_the_loop_filter_are_the_same_whoever_makes_them(folder: str) -> None:
+    clip = Clip(3, where="random", per_video=3, loop_filter=False)
+    check_workers_agree(partial(loader_of, folder, clip, shuffle=True))
+    exact, quick = epoch(folder, replace(clip, loop_filter=True)), epoch(folder, clip)
+    assert [one[:2] for one in exact] == [one[:2] for one in quick]
+    differences = [
+        np.abs(a.astype(int) - b).mean() for (*_, a), (*_, b) in zip(exact, quick, strict=True)
+    ]
+    assert 0 < max(differences) < 5
 
 
 @WORKERS

@@ -195,9 +195,9 @@ def test_clips_share_their_groups(stream: EncodedStream, monkeypatch: pytest.Mon
 def test_decoders_kept_are_bounded(stream: EncodedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
-    def counting(parameters: Any, extradata: bytes) -> Any:
+    def counting(parameters: Any, extradata: bytes, **options: Any) -> Any:
         opened.append(parameters["codec"])
-        return open_video_decoder(parameters, extradata)
+        return open_video_decoder(parameters, extradata, **options)
 
     monkeypatch.setattr("shardio.media.clip_decoder.open_video_decoder", counting)
     pictures = list(enumerate(scene(8, 32, 32)))

@@ -101,6 +101,7 @@ def test_clips_of_appended_videos_come_behind() -> None:
 
 def test_the_same_clips_have_the_same_identity_whatever_their_pixels_are() -> None:
     assert Clip().identity == Clip(step=16, size=(8, 6), crop="random", pixels="yuv420").identity
+    assert Clip().identity == Clip(times=True, loop_filter=False).identity
     others = [Clip(8), Clip(stride=2), Clip(step=8), Clip(where="random"), Clip(field="left")]
     others += [Clip(where="uniform"), Clip(where="uniform", per_video=2)]
     others += [Clip(fps=8), Clip(fps=Fraction(25, 2)), Clip(around="goal"), Clip(around="foul")]
@@ -158,6 +159,7 @@ def test_so_many_frames_are_before_that_of_the_event(frames: int, lead: Any, n: 
         ({"around": "goal", "lead": True}, "lead must be"),
         ({"lead": 0.5}, "lead is for clips around events"),
         ({"times": 1}, "times must be True or False"),
+        ({"loop_filter": "no"}, "loop_filter must be True or False; found 'no'"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:

@@ -124,17 +124,18 @@ def _torchcodec(clips: list[Clip]) -> None:
 class Ours:
     """shardio's decoder, which stays open as it does in a worker."""
 
-    def __init__(self) -> None:
-        self._decoder = ClipDecoder(64)
+    def __init__(self, *, loop_filter: bool = True) -> None:
+        self._decoder = ClipDecoder(64, loop_filter=loop_filter)
         self._rgb = np.empty((FRAMES, SIZE, SIZE, 3), np.uint8)
         self._yuv = np.empty((FRAMES, SIZE * 3 // 2, SIZE), np.uint8)
         self._bare: dict[int, Any] = {}
         self._converter = FrameConverter()
 
-    def packets(self, clips: list[Clip]) -> None:
-        """Decode independent clips from the files' own packets."""
+    def packets(self, clips: list[Clip]) -> Pixels:
+        """Decode independent clips from the files' own packets; return the last one."""
         for clip in clips:
             self._decoder.decode(clip.film.packets, clip.frames, self._rgb)
+        return self._rgb
 
     def rgb(self, clips: list[Clip], pixels: str = "rgb") -> None:
         """Decode independent clips from small groups of pictures."""
@@ -209,7 +210,7 @@ def clips(bench: Bench, *, videos: str = "", stride: int = 1, n: int = 12) -> La
     films, ours = _load(bench, filmed_videos(videos)), Ours()
     peers = OpenFiles(bench.temporary(), [film.small for film in films])
     lanes: dict[str, Lane] = {}
-    methods: dict[str, tuple[Callable[[list[Clip]], None], int]] = {"pyav": (_pyav, 1)}
+    methods: dict[str, tuple[Callable[[list[Clip]], object], int]] = {"pyav": (_pyav, 1)}
     methods["h264 by pyav"] = partial(_by_peer, peers.by_pyav), 8
     try:
         import_module("torchcodec.decoders")
@@ -241,12 +242,36 @@ def _by_peer(decode: Callable[[EncodedStream, np.ndarray], None], clips: list[Cl
 
 
 def _clips_rate(
-    method: Callable[[list[Clip]], None], turns: Iterator[list[Clip]]
+    method: Callable[[list[Clip]], object], turns: Iterator[list[Clip]]
 ) -> Mapping[str, float]:
     given = next(turns)
     start_s = time.process_time()
     method(given)
     return {"clips/s": len(given) / (time.process_time() - start_s)}
+
+
+@case(Limit("without", "clips/s", "with", at_least=1.05), rounds=10)
+def loop_filter(bench: Bench, *, videos: str = "", stride: int = 1, n: int = 24) -> Lanes:
+    """Compare clips from packets with and without the loop filter: speed, and difference."""
+    films = _load(bench, filmed_videos(videos))
+    ours = {"with": Ours(), "without": Ours(loop_filter=False)}
+    drawn = _draw(films, n, stride, 0)
+    squares = [
+        ((ours["with"].packets([clip]).astype(int) - ours["without"].packets([clip])) ** 2).mean()
+        for clip in drawn
+    ]
+    changed = [float(10 * np.log10(255**2 / each)) for each in squares if each]
+    bench.note(
+        f"{len(changed)} of {n} clips change; PSNR of these, compared with the others: median "
+        f"{np.median(changed):.1f} dB, lowest {min(changed):.1f} dB"
+        if changed
+        else "no clip changes"
+    )
+    lanes: dict[str, Lane] = {}
+    for name, one in ours.items():
+        lanes[name] = partial(_clips_rate, one.packets, _turns(films, n, stride))
+    with one_core():
+        yield lanes
 
 
 # Settings of the encoder.
