@@ -67,10 +67,10 @@ def uses_shared_zygote(item: pytest.Item) -> bool:
 def slow_first(items: list[pytest.Item], n_workers: int) -> list[pytest.Item]:
     """Return the items such that each of `n_workers` equal chunks begins with slow ones.
 
-    In each chunk, those that share a zygote follow each other: it is started once. Items keep their
-    order otherwise: the tests of a module share fixtures.
+    In each chunk, the tests that share a zygote are adjacent, so that it starts once. Items keep
+    their order otherwise: the tests of a module share fixtures.
     """
-    # Whether they are slow, and share a zygote.
+    # Keys: (is slow, shares a zygote).
     groups: dict[tuple[bool, bool], list[pytest.Item]] = {
         kind: [] for kind in ((True, False), (True, True), (False, True), (False, False))
     }
