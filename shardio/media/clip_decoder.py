@@ -243,7 +243,7 @@ class ClipDecoder(Closing):
 
     It keeps recently used FFmpeg decoders open. Streams with equal `decoder_key` share a decoder.
     `max_streams` is the number of streams whose frame tables are cached, 35 bytes per packet. If
-    `loop_filter` is False, decoders leave out this filter of H.264, HEVC and VP8.
+    `loop_filter` is False, decoders skip the loop filter; see `open_video_decoder`.
     """
 
     def __init__(self, max_streams: int = 32, *, loop_filter: bool = True) -> None:

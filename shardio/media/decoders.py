@@ -62,8 +62,8 @@ def open_video_decoder(
 ) -> VideoCodecContext:
     """Open a decoder for the packets of a video with these parameters.
 
-    If `loop_filter` is False, the decoder leaves out the filter that smooths the edges of blocks,
-    if its codec has one and FFmpeg's decoder of it can: those of H.264, HEVC and VP8.
+    If `loop_filter` is False, the decoder skips its loop filter: deblocking and, in HEVC, sample
+    adaptive offset. FFmpeg ignores the setting for codecs such as VP9, AV1 and MPEG-4.
     """
     from av.video.codeccontext import VideoCodecContext
 

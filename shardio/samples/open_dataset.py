@@ -67,6 +67,7 @@ class OpenDataset(Dataset):
             **dict.fromkeys(("dilation", "frame_interval", "frame_step"), "write stride="),
             "frame_rate": "write fps=",
             "random": 'write where="random"',
+            **dict.fromkeys(("deblock", "deblocking", "skip_loop_filter"), "write loop_filter="),
             "resize": "write size=(height, width)",
         }
     )
@@ -124,10 +125,11 @@ class OpenDataset(Dataset):
             times: True to add the times of the clips' frames. For a field `video`, these are
                 `video_pts`, int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the
                 numerator and the denominator of seconds per tick.
-            loop_filter: False to leave out the filter of H.264, HEVC and VP8 that smooths the edges
-                of blocks. Large frames then decode faster, and pixels differ: a little in the first
-                frames after a keyframe, more in later ones. Streams without such a filter, as the
-                store `h264` makes them, and those of other codecs do not change.
+            loop_filter: False to skip the last step of decoding a frame, in which H.264, HEVC, VP8
+                and some older codecs smooth the edges of their blocks. Large frames then decode
+                faster, but pixels are less exact: blocks are more visible, and errors grow from
+                frame to frame until the next keyframe. VP9, AV1 and videos encoded by the store
+                `h264` do not change.
 
         A video that is shorter than a clip has no clips. With `fps`, a video is too short if it
         lasts (frames - 1) / fps seconds or less.

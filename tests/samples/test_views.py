@@ -69,7 +69,7 @@ VIEWS: dict[str, Any] = {
     "rows": RowView,
     "clips": lambda d: d.clips(4, stride=2, times=True),
     "random clips": lambda d: d.clips(
-        3, where="random", per_video=2, size=(16, 16), crop="random", fps=10
+        3, where="random", per_video=2, size=(16, 16), crop="random", fps=10, loop_filter=False
     ),
     "windows": lambda d: d.pack("tokens", length=8, targets=True, apart=True, eot=9),
     "steps": lambda d: d.windows({"video": [-0.08, 0.0], "state": range(-1, 3)}, fps=25),

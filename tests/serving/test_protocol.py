@@ -134,7 +134,13 @@ _ASKED: dict[str, Any] = {
     "fields": ["a", "b.c"],
     "sampler": range(4),
     "collate": {"a": (None, 3), "b": "ragged"},
-    "clips": {"frames": 8, "fps": Fraction(30000, 1001), "size": (16, 18), "around": "at"},
+    "clips": {
+        "frames": 8,
+        "fps": Fraction(30000, 1001),
+        "size": (16, 18),
+        "around": "at",
+        "loop_filter": False,
+    },
     "decode": {"audio": Sound(seconds="0.64", where="random"), "image": False},
     "pack": {"length": 128, "targets": True, "eot": 7},
 }
