@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,7 +151,7 @@ class ShardWriter(SampleWriter):
         if os.path.lexists(self._absolute):
             raise _exists_error(self.path)
         # Shorten the name: it may have the maximum length, and the temporary name is longer.
-        temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
+        temporary = f".{name[:40]}.{os.urandom(6).hex()}.tmp"
         self._temporary = os.path.join(self._folder, temporary)
         self._file: IO[bytes] | None = create(self._temporary)
         self._file.write(bytes(PAGE))

@@ -17,7 +17,6 @@ import io
 import json
 import os
 import resource
-import secrets
 import shutil
 import stat
 import tempfile
@@ -385,7 +384,7 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
     An existing file is replaced; with `exclusive`, FileExistsError is raised instead. On return,
     the new file and its name are on the disk.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     try:
         with create(temporary) as file:
             file.write(content)
